@@ -1,0 +1,332 @@
+"""`Graph`: node features, undirected edges, labels and masks, checked on construction.
+
+Features are a dense matrix or a sparse one in CSR form and stay what they are. Edges are
+undirected and simple: given in any form (one direction or both, repeated, with self-loops), kept
+as a symmetric adjacency in CSR form (`rowptr`, `col`), rows sorted. A label of -1 is unknown.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from fedmend.errors import GraphError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+UNKNOWN_LABEL = -1
+
+with warnings.catch_warnings():
+    # torch says once per process that CSR tensors are in beta; said here, it bothers nobody.
+    warnings.simplefilter("ignore")
+    torch.zeros(1, 1).to_sparse_csr()
+
+
+def csr_tensor(matrix: sp.csr_matrix | sp.csr_array) -> Tensor:
+    """A scipy CSR matrix as a torch CSR tensor of float32, with sorted columns."""
+    matrix.sum_duplicates()  # also sorts the columns of each row
+    return torch.sparse_csr_tensor(
+        torch.from_numpy(matrix.indptr.astype(np.int64)),
+        torch.from_numpy(matrix.indices.astype(np.int64)),
+        torch.from_numpy(matrix.data.astype(np.float32)),
+        size=matrix.shape,
+    )
+
+
+def scipy_csr(x: Tensor) -> sp.csr_matrix:
+    """A torch CSR tensor as a scipy CSR matrix that shares its memory."""
+    parts = (x.values().numpy(), x.col_indices().numpy(), x.crow_indices().numpy())
+    return sp.csr_matrix(parts, shape=tuple(x.shape))
+
+
+def is_sparse(x: Tensor) -> bool:
+    """Whether a feature matrix is kept sparse."""
+    return x.layout == torch.sparse_csr
+
+
+def select_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows of a feature matrix, sparse or dense, as a matrix of the same kind."""
+    if not is_sparse(x):
+        return x[rows]
+    start = x.crow_indices()[rows]
+    count = x.crow_indices()[rows + 1] - start
+    rowptr = torch.zeros(len(rows) + 1, dtype=torch.int64)
+    torch.cumsum(count, 0, out=rowptr[1:])
+    # Position of every wanted entry: its row's start, plus its place within the row.
+    shift = torch.repeat_interleave(start - rowptr[:-1], count)
+    at = torch.arange(len(shift)) + shift
+    size = (len(rows), x.shape[1])
+    return torch.sparse_csr_tensor(rowptr, x.col_indices()[at], x.values()[at], size=size)
+
+
+def _as_features(x: Any, name: str = "x") -> Tensor:
+    if sp.issparse(x):
+        matrix = sp.csr_matrix(x)
+        if matrix.nnz and not np.isfinite(matrix.data).all():
+            row = (
+                int(
+                    np.searchsorted(
+                        matrix.indptr, np.flatnonzero(~np.isfinite(matrix.data))[0], "right"
+                    )
+                )
+                - 1
+            )
+            raise GraphError(f"{name}: row {row} has a feature that is NaN or infinite")
+        return csr_tensor(matrix)
+    tensor = x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
+    if tensor.layout in (torch.sparse_coo, torch.sparse_csc):
+        tensor = tensor.to_sparse_csr()
+    if tensor.dim() != 2:
+        raise GraphError(
+            f"{name}: features must be a matrix (nodes x features), got {tensor.dim()} dimension(s)"
+        )
+    tensor = tensor.to(torch.float32)
+    values = tensor.values() if is_sparse(tensor) else tensor
+    if values.numel() and not bool(torch.isfinite(values).all()):
+        if is_sparse(tensor):
+            entry = int(torch.nonzero(~torch.isfinite(values))[0])
+            row = int(torch.searchsorted(tensor.crow_indices(), entry, right=True)) - 1
+        else:
+            row = int(torch.nonzero(~torch.isfinite(values).all(1))[0])
+        raise GraphError(f"{name}: row {row} has a feature that is NaN or infinite")
+    return tensor
+
+
+def _as_adjacency(edges: Any, nodes: int) -> tuple[Tensor, Tensor]:
+    """Symmetric simple adjacency in CSR form from a 2 x E array of node indices."""
+    pairs = edges.numpy() if isinstance(edges, Tensor) else np.asarray(edges)
+    if pairs.size == 0:
+        pairs = np.zeros((2, 0), dtype=np.int64)
+    if pairs.ndim != 2 or pairs.shape[0] != 2:
+        raise GraphError(
+            f"edges: expected a 2 x E array of node indices, got shape {tuple(pairs.shape)}"
+        )
+    if pairs.dtype.kind not in "iu":
+        raise GraphError(f"edges: node indices must be integers, got {pairs.dtype}")
+    outside = (pairs < 0) | (pairs >= nodes)
+    if outside.any():
+        edge = int(np.flatnonzero(outside.any(axis=0))[0])
+        raise GraphError(
+            f"edges: edge {edge} joins {pairs[0, edge]} and {pairs[1, edge]}, "
+            f"but node indices run from 0 to {nodes - 1}"
+        )
+    source, target = pairs
+    keep = source != target
+    source, target = source[keep], target[keep]
+    both = (np.concatenate([source, target]), np.concatenate([target, source]))
+    ones = np.ones(len(both[0]), dtype=np.bool_)
+    matrix = sp.csr_matrix((ones, both), shape=(nodes, nodes))
+    matrix.sum_duplicates()
+    return (
+        torch.from_numpy(matrix.indptr.astype(np.int64)),
+        torch.from_numpy(matrix.indices.astype(np.int64)),
+    )
+
+
+def _as_labels(y: Any, nodes: int, names: tuple[str, ...] | None) -> tuple[Tensor, tuple[str, ...]]:
+    if y is None:
+        labels = torch.full((nodes,), UNKNOWN_LABEL, dtype=torch.int64)
+    else:
+        labels = y if isinstance(y, Tensor) else torch.as_tensor(np.asarray(y))
+        if labels.is_floating_point() or labels.dim() != 1:
+            raise GraphError("y: labels must be one whole number per node (-1 = unknown)")
+        labels = labels.to(torch.int64)
+    if len(labels) != nodes:
+        raise GraphError(f"y: {len(labels)} labels for {nodes} nodes")
+    largest = int(labels.max()) if nodes else UNKNOWN_LABEL
+    if names is None:
+        names = tuple(str(label) for label in range(largest + 1))
+    wrong = (labels < UNKNOWN_LABEL) | (labels >= len(names))
+    if bool(wrong.any()):
+        row = int(torch.nonzero(wrong)[0])
+        raise GraphError(
+            f"y: row {row} has label {int(labels[row])}, allowed are -1 to {len(names) - 1}"
+        )
+    return labels, names
+
+
+def _as_mask(mask: Any, nodes: int, name: str) -> Tensor:
+    if mask is None:
+        return torch.zeros(nodes, dtype=torch.bool)
+    tensor = mask if isinstance(mask, Tensor) else torch.as_tensor(np.asarray(mask))
+    if tensor.dtype != torch.bool or tensor.shape != (nodes,):
+        raise GraphError(
+            f"{name}: expected one true/false per node ({nodes}), "
+            f"got {tuple(tensor.shape)} of {tensor.dtype}"
+        )
+    return tensor
+
+
+def _as_ids(ids: Any, nodes: int) -> NDArray[Any]:
+    if ids is None:
+        return np.arange(nodes, dtype=np.int64)
+    array = np.asarray(ids)
+    if array.dtype.kind not in "iu":
+        array = array.astype(str)
+    if array.shape != (nodes,):
+        raise GraphError(f"node_ids: {array.size} ids for {nodes} nodes")
+    order = np.argsort(array, kind="stable")
+    same = array[order][1:] == array[order][:-1]
+    if same.any():
+        at = int(np.flatnonzero(same)[0])
+        first, second = sorted((int(order[at]), int(order[at + 1])))
+        raise GraphError(f"node_ids: rows {first} and {second} have the same id {array[first]!s}")
+    return array
+
+
+class Graph:
+    """A graph with features, labels and masks; see the module's text for what is kept how.
+
+    Args:
+        x: features, one row per node: a dense array or tensor, or a scipy or torch sparse matrix.
+        edges: 2 x E node indices, directed or not; kept undirected and simple.
+        y: one label index per node, -1 where unknown.
+        train_mask, val_mask, test_mask: one boolean per node; no node has two roles, and a node
+            with a role has a label.
+        node_ids: the owner's own ids, integers or strings, all different; default 0, 1, 2, ...
+        label_names, feature_names: what label and feature indices stand for.
+    """
+
+    def __init__(
+        self,
+        x: Tensor | ArrayLike | sp.spmatrix | sp.sparray,
+        edges: Tensor | ArrayLike,
+        y: Tensor | ArrayLike | None = None,
+        *,
+        train_mask: Tensor | ArrayLike | None = None,
+        val_mask: Tensor | ArrayLike | None = None,
+        test_mask: Tensor | ArrayLike | None = None,
+        node_ids: ArrayLike | None = None,
+        label_names: Sequence[str] | None = None,
+        feature_names: Sequence[str] | None = None,
+    ) -> None:
+        self.x = _as_features(x)
+        nodes = self.x.shape[0]
+        if nodes == 0:
+            raise GraphError("x: a graph needs at least one node")
+        self.rowptr, self.col = _as_adjacency(edges, nodes)
+        names = None if label_names is None else tuple(str(name) for name in label_names)
+        self.y, self.label_names = _as_labels(y, nodes, names)
+        if len(set(self.label_names)) != len(self.label_names):
+            raise GraphError("label_names: two classes have the same name")
+        self.train_mask = _as_mask(train_mask, nodes, "train_mask")
+        self.val_mask = _as_mask(val_mask, nodes, "val_mask")
+        self.test_mask = _as_mask(test_mask, nodes, "test_mask")
+        self._check_roles()
+        self.node_ids = _as_ids(node_ids, nodes)
+        self.feature_names = None if feature_names is None else tuple(map(str, feature_names))
+        if self.feature_names is not None and len(self.feature_names) != self.num_features:
+            raise GraphError(
+                f"feature_names: {len(self.feature_names)} names for {self.num_features} features"
+            )
+
+    def _check_roles(self) -> None:
+        roles = self.train_mask.int() + self.val_mask.int() + self.test_mask.int()
+        if bool((roles > 1).any()):
+            row = int(torch.nonzero(roles > 1)[0])
+            raise GraphError(
+                f"masks: node {row} has more than one of the roles train, val and test"
+            )
+        unlabelled = (roles > 0) & (self.y == UNKNOWN_LABEL)
+        if bool(unlabelled.any()):
+            row = int(torch.nonzero(unlabelled)[0])
+            raise GraphError(f"masks: node {row} is a train, val or test node but has no label")
+
+    def __repr__(self) -> str:
+        kind = "sparse" if is_sparse(self.x) else "dense"
+        return (
+            f"Graph({self.num_nodes} nodes, {self.num_edges} edges, "
+            f"{self.num_features} {kind} features, {self.num_classes} classes)"
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.x.shape[0])
+
+    @property
+    def num_edges(self) -> int:
+        """Undirected edges."""
+        return len(self.col) // 2
+
+    @property
+    def num_features(self) -> int:
+        return int(self.x.shape[1])
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.label_names)
+
+    @property
+    def degree(self) -> Tensor:
+        return self.rowptr[1:] - self.rowptr[:-1]
+
+    @property
+    def edge_index(self) -> Tensor:
+        """Both directions of every edge, 2 x 2E, as PyG has it."""
+        row = torch.repeat_interleave(torch.arange(self.num_nodes), self.degree)
+        return torch.stack([row, self.col])
+
+    @property
+    def edges(self) -> Tensor:
+        """Every edge once, 2 x E, the smaller index first."""
+        both = self.edge_index
+        return both[:, both[0] < both[1]]
+
+    def with_masks(self, train: Tensor, val: Tensor, test: Tensor) -> Graph:
+        """The same graph with other roles; everything else is shared, not copied."""
+        other = object.__new__(Graph)
+        other.__dict__.update(self.__dict__)
+        other.train_mask = _as_mask(train, self.num_nodes, "train_mask")
+        other.val_mask = _as_mask(val, self.num_nodes, "val_mask")
+        other.test_mask = _as_mask(test, self.num_nodes, "test_mask")
+        other._check_roles()
+        return other
+
+    def subgraph(self, nodes: Tensor) -> Graph:
+        """The graph induced by `nodes` (indices, in this order), with ids, labels and roles."""
+        place = torch.full((self.num_nodes,), -1, dtype=torch.int64)
+        place[nodes] = torch.arange(len(nodes))
+        edges = place[self.edges]
+        return Graph(
+            select_rows(self.x, nodes),
+            edges[:, (edges >= 0).all(0)],
+            self.y[nodes],
+            train_mask=self.train_mask[nodes],
+            val_mask=self.val_mask[nodes],
+            test_mask=self.test_mask[nodes],
+            node_ids=self.node_ids[nodes.numpy()],
+            label_names=self.label_names,
+            feature_names=self.feature_names,
+        )
+
+    @staticmethod
+    def from_pyg(data: Any) -> Graph:
+        """A graph from a `torch_geometric.data.Data`."""
+        return Graph(
+            data.x,
+            data.edge_index,
+            data.y,
+            train_mask=getattr(data, "train_mask", None),
+            val_mask=getattr(data, "val_mask", None),
+            test_mask=getattr(data, "test_mask", None),
+        )
+
+    def to_pyg(self) -> Any:
+        """This graph as a `torch_geometric.data.Data` (needs the extra `fedmend[pyg]`)."""
+        from torch_geometric.data import Data
+
+        return Data(
+            x=self.x.to_dense() if is_sparse(self.x) else self.x,
+            edge_index=self.edge_index,
+            y=self.y,
+            train_mask=self.train_mask,
+            val_mask=self.val_mask,
+            test_mask=self.test_mask,
+        )
