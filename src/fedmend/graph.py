@@ -22,16 +22,21 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 UNKNOWN_LABEL = -1
+MAX_CLASSES = 1_000_000  # a label above it is an id or a mistake, and would name endless classes
 
 with warnings.catch_warnings():
-    # torch says once per process that CSR tensors are in beta; said here, it bothers nobody.
+    # torch says once per process that CSR tensors are in beta and that it does not check their
+    # indices (Graph does): said here, it bothers nobody.
     warnings.simplefilter("ignore")
-    torch.zeros(1, 1).to_sparse_csr()
+    _empty = torch.zeros(1, 1).to_sparse_csr()
+    torch.sparse_csr_tensor(_empty.crow_indices(), _empty.col_indices(), _empty.values())
 
 
 def csr_tensor(matrix: sp.csr_matrix | sp.csr_array) -> Tensor:
     """A scipy CSR matrix as a torch CSR tensor of float32, with sorted columns."""
-    matrix.sum_duplicates()  # also sorts the columns of each row
+    if not matrix.has_canonical_format:
+        matrix = matrix.copy()  # the caller's matrix stays as it is
+        matrix.sum_duplicates()  # also sorts the columns of each row
     return torch.sparse_csr_tensor(
         torch.from_numpy(matrix.indptr.astype(np.int64)),
         torch.from_numpy(matrix.indices.astype(np.int64)),
@@ -51,57 +56,75 @@ def is_sparse(x: Tensor) -> bool:
     return x.layout == torch.sparse_csr
 
 
+def _entries(rowptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the entries of `rows` stand in a CSR matrix, row by row, and how many each row has."""
+    start = rowptr[rows]
+    count = rowptr[rows + 1] - start
+    # Position of every wanted entry: its row's start, plus its place within the row.
+    shift = torch.repeat_interleave(start - (torch.cumsum(count, 0) - count), count)
+    return torch.arange(len(shift)) + shift, count
+
+
 def select_rows(x: Tensor, rows: Tensor) -> Tensor:
     """Rows of a feature matrix, sparse or dense, as a matrix of the same kind."""
     if not is_sparse(x):
         return x[rows]
-    start = x.crow_indices()[rows]
-    count = x.crow_indices()[rows + 1] - start
+    at, count = _entries(x.crow_indices(), rows)
     rowptr = torch.zeros(len(rows) + 1, dtype=torch.int64)
     torch.cumsum(count, 0, out=rowptr[1:])
-    # Position of every wanted entry: its row's start, plus its place within the row.
-    shift = torch.repeat_interleave(start - rowptr[:-1], count)
-    at = torch.arange(len(shift)) + shift
     size = (len(rows), x.shape[1])
     return torch.sparse_csr_tensor(rowptr, x.col_indices()[at], x.values()[at], size=size)
 
 
+def _as_tensor(value: Any, name: str, what: str) -> Tensor:
+    """A tensor of numbers from anything array-like; a GraphError if that is not possible."""
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError, OverflowError) as error:
+        # Texts, mixed types, rows of different lengths: numpy or torch refuses them.
+        raise GraphError(f"{name}: expected {what}, got {type(value).__name__}: {error}") from error
+
+
+def _as_sparse_features(x: Any, name: str) -> Tensor:
+    """Checked features from a scipy sparse matrix: indices first, they are followed unchecked."""
+    try:
+        matrix = sp.csr_matrix(x, dtype=np.float32)
+        matrix.check_format(full_check=True)
+    except (TypeError, ValueError) as error:
+        raise GraphError(f"{name}: not a valid sparse matrix of numbers: {error}") from error
+    tensor = csr_tensor(matrix)
+    wrong = torch.nonzero(~torch.isfinite(tensor.values()))
+    if len(wrong):
+        row = int(torch.searchsorted(tensor.crow_indices(), int(wrong[0]), right=True)) - 1
+        raise GraphError(f"{name}: row {row} has a feature that is NaN or infinite")
+    return tensor
+
+
 def _as_features(x: Any, name: str = "x") -> Tensor:
     if sp.issparse(x):
-        matrix = sp.csr_matrix(x)
-        if matrix.nnz and not np.isfinite(matrix.data).all():
-            row = (
-                int(
-                    np.searchsorted(
-                        matrix.indptr, np.flatnonzero(~np.isfinite(matrix.data))[0], "right"
-                    )
-                )
-                - 1
-            )
-            raise GraphError(f"{name}: row {row} has a feature that is NaN or infinite")
-        return csr_tensor(matrix)
-    tensor = x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
-    if tensor.layout in (torch.sparse_coo, torch.sparse_csc):
-        tensor = tensor.to_sparse_csr()
+        return _as_sparse_features(x, name)
+    tensor = _as_tensor(x, name, "a matrix of numbers (nodes x features)").detach()
     if tensor.dim() != 2:
         raise GraphError(
             f"{name}: features must be a matrix (nodes x features), got {tensor.dim()} dimension(s)"
         )
+    if tensor.is_complex():
+        raise GraphError(f"{name}: features must be real numbers, got {tensor.dtype}")
+    if tensor.layout != torch.strided:
+        return _as_sparse_features(scipy_csr(tensor.to(torch.float32).to_sparse_csr()), name)
     tensor = tensor.to(torch.float32)
-    values = tensor.values() if is_sparse(tensor) else tensor
-    if values.numel() and not bool(torch.isfinite(values).all()):
-        if is_sparse(tensor):
-            entry = int(torch.nonzero(~torch.isfinite(values))[0])
-            row = int(torch.searchsorted(tensor.crow_indices(), entry, right=True)) - 1
-        else:
-            row = int(torch.nonzero(~torch.isfinite(values).all(1))[0])
+    finite = torch.isfinite(tensor)
+    if not bool(finite.all()):
+        row = int(torch.nonzero(~finite.all(1))[0])
         raise GraphError(f"{name}: row {row} has a feature that is NaN or infinite")
     return tensor
 
 
 def _as_adjacency(edges: Any, nodes: int) -> tuple[Tensor, Tensor]:
     """Symmetric simple adjacency in CSR form from a 2 x E array of node indices."""
-    pairs = edges.numpy() if isinstance(edges, Tensor) else np.asarray(edges)
+    pairs = _as_tensor(edges, "edges", "a 2 x E array of node indices").numpy()
     if pairs.size == 0:
         pairs = np.zeros((2, 0), dtype=np.int64)
     if pairs.ndim != 2 or pairs.shape[0] != 2:
@@ -134,14 +157,20 @@ def _as_labels(y: Any, nodes: int, names: tuple[str, ...] | None) -> tuple[Tenso
     if y is None:
         labels = torch.full((nodes,), UNKNOWN_LABEL, dtype=torch.int64)
     else:
-        labels = y if isinstance(y, Tensor) else torch.as_tensor(np.asarray(y))
-        if labels.is_floating_point() or labels.dim() != 1:
+        labels = _as_tensor(y, "y", "one whole number per node (-1 = unknown)")
+        if labels.is_floating_point() or labels.is_complex() or labels.dim() != 1:
             raise GraphError("y: labels must be one whole number per node (-1 = unknown)")
         labels = labels.to(torch.int64)
     if len(labels) != nodes:
         raise GraphError(f"y: {len(labels)} labels for {nodes} nodes")
     largest = int(labels.max()) if nodes else UNKNOWN_LABEL
     if names is None:
+        if largest >= MAX_CLASSES:
+            row = int(torch.argmax(labels))
+            raise GraphError(
+                f"y: row {row} has label {largest}, allowed are -1 to {MAX_CLASSES - 1}; "
+                f"number the classes 0, 1, 2, ..."
+            )
         names = tuple(str(label) for label in range(largest + 1))
     wrong = (labels < UNKNOWN_LABEL) | (labels >= len(names))
     if bool(wrong.any()):
@@ -155,7 +184,7 @@ def _as_labels(y: Any, nodes: int, names: tuple[str, ...] | None) -> tuple[Tenso
 def _as_mask(mask: Any, nodes: int, name: str) -> Tensor:
     if mask is None:
         return torch.zeros(nodes, dtype=torch.bool)
-    tensor = mask if isinstance(mask, Tensor) else torch.as_tensor(np.asarray(mask))
+    tensor = _as_tensor(mask, name, "one true/false per node")
     if tensor.dtype != torch.bool or tensor.shape != (nodes,):
         raise GraphError(
             f"{name}: expected one true/false per node ({nodes}), "
@@ -293,10 +322,13 @@ class Graph:
         """The graph induced by `nodes` (indices, in this order), with ids, labels and roles."""
         place = torch.full((self.num_nodes,), -1, dtype=torch.int64)
         place[nodes] = torch.arange(len(nodes))
-        edges = place[self.edges]
+        at, count = _entries(self.rowptr, nodes)
+        source = torch.repeat_interleave(torch.arange(len(nodes)), count)
+        target = place[self.col[at]]
+        keep = target > source  # each edge once; a neighbour outside has place -1
         return Graph(
             select_rows(self.x, nodes),
-            edges[:, (edges >= 0).all(0)],
+            torch.stack([source[keep], target[keep]]),
             self.y[nodes],
             train_mask=self.train_mask[nodes],
             val_mask=self.val_mask[nodes],

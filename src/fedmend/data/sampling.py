@@ -1,0 +1,194 @@
+"""Which neighbours each layer of a GNN listens to: all of them, or a few drawn anew each time.
+
+A `Hop` is one layer's bipartite graph in CSR form. Row i is the i-th node the layer computes; its
+columns are rows of the layer's input. A network of K layers takes K hops, the widest first.
+
+Drawing follows the rule of FedDEP's appendix: `fan_out` neighbours without replacement where the
+degree is greater than the fan-out, with replacement otherwise; a node without neighbours hears
+nobody. Everything is vectorised over the CSR arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedmend.graph import Graph
+
+ALL_NEIGHBOURS = 0
+"""The fan-out that means: every neighbour."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """For a list of nodes, the neighbours each one listens to: CSR with graph node indices."""
+
+    rowptr: Tensor
+    col: Tensor
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One layer's neighbourhood.
+
+    rowptr, col: row i listens to the input rows col[rowptr[i]:rowptr[i+1]].
+    own: where the computed nodes themselves are among the input rows: their number if they are
+        the first rows (in order), else their indices.
+    degree, source_degree: the true degree of the computed nodes and of the input rows.
+    reused: this hop serves many steps, so what layers derive from it is worth keeping in `cache`.
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    own: int | Tensor
+    degree: Tensor
+    source_degree: Tensor
+    reused: bool = False
+    cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def rows(self) -> int:
+        return len(self.rowptr) - 1
+
+    @property
+    def sources(self) -> int:
+        return len(self.source_degree)
+
+    @property
+    def heard(self) -> Tensor:
+        """How many values each row listens to (with replacement: counted as often as drawn)."""
+        return self.rowptr[1:] - self.rowptr[:-1]
+
+    def own_rows(self, h: Tensor) -> Tensor:
+        """The computed nodes' own rows of the input."""
+        return h[: self.own] if isinstance(self.own, int) else h[self.own]
+
+    def to(self, device: torch.device) -> Hop:
+        """The same hop on another device; itself if it is there already."""
+        if self.rowptr.device == device:
+            return self
+        return Hop(
+            self.rowptr.to(device),
+            self.col.to(device),
+            self.own if isinstance(self.own, int) else self.own.to(device),
+            self.degree.to(device),
+            self.source_degree.to(device),
+            self.reused,
+        )
+
+
+def every_neighbour(graph: Graph, nodes: Tensor) -> Neighbours:
+    """All neighbours of `nodes`."""
+    start = graph.rowptr[nodes]
+    count = graph.rowptr[nodes + 1] - start
+    rowptr = _offsets(count)
+    shift = torch.repeat_interleave(start - rowptr[:-1], count)
+    return Neighbours(rowptr, graph.col[torch.arange(len(shift)) + shift])
+
+
+def sample_neighbours(
+    graph: Graph, nodes: Tensor, fan_out: int, generator: torch.Generator
+) -> Neighbours:
+    """`fan_out` neighbours of each of `nodes`, drawn by the rule in the module's text."""
+    start = graph.rowptr[nodes]
+    degree = graph.rowptr[nodes + 1] - start
+    # float64: a float32 uniform cannot address more than 2^24 neighbours without bias.
+    uniform = torch.rand(len(nodes), fan_out, generator=generator, dtype=torch.float64)
+    picks = (uniform * degree[:, None]).long()  # with replacement: right where degree <= fan_out
+    crowded = torch.nonzero(degree > fan_out)[:, 0]
+    if len(crowded):
+        picks[crowded] = _floyd(uniform[crowded], degree[crowded])
+    linked = degree > 0
+    rowptr = _offsets(linked.long() * fan_out)
+    return Neighbours(rowptr, graph.col[(start[:, None] + picks)[linked].reshape(-1)])
+
+
+def _floyd(uniform: Tensor, degree: Tensor) -> Tensor:
+    """Distinct picks from range(degree) in every row, by Floyd's method: one pass per pick.
+
+    Pick i draws t from 0..top with top = degree - fan_out + i, and takes `top` itself if t was
+    taken before: every subset of the range is equally likely.
+    """
+    fan_out = uniform.shape[1]
+    picks = torch.empty_like(uniform, dtype=torch.int64)
+    for i in range(fan_out):
+        top = degree - fan_out + i
+        drawn = (uniform[:, i] * (top + 1)).long()
+        taken = (picks[:, :i] == drawn[:, None]).any(1)
+        picks[:, i] = torch.where(taken, top, drawn)
+    return picks
+
+
+def _offsets(count: Tensor) -> Tensor:
+    rowptr = torch.zeros(len(count) + 1, dtype=torch.int64)
+    torch.cumsum(count, 0, out=rowptr[1:])
+    return rowptr
+
+
+Draw = Callable[[int, Tensor], Neighbours]
+"""The neighbours that the layer of this number (0 = first) uses for these nodes."""
+
+
+def drawing(graph: Graph, fan_out: int, generator: torch.Generator) -> Draw:
+    """A `Draw` that samples anew at every call, or takes all neighbours if `fan_out` is 0."""
+    if fan_out == ALL_NEIGHBOURS:
+        return lambda _, nodes: every_neighbour(graph, nodes)
+    return lambda _, nodes: sample_neighbours(graph, nodes, fan_out, generator)
+
+
+def whole_graph_hop(graph: Graph) -> Hop:
+    """The hop in which every node is computed and hears all its neighbours."""
+    return Hop(graph.rowptr, graph.col, graph.num_nodes, graph.degree, graph.degree, reused=True)
+
+
+def gathered_hops(
+    graph: Graph, batch: Tensor, layers: int, draw: Draw
+) -> tuple[Sequence[Hop], Tensor]:
+    """Hops that compute only what `batch` needs, and the nodes whose features go in.
+
+    Built from the last layer back: each layer's input rows are its own nodes first, then the
+    neighbours not yet among them.
+    """
+    place = torch.full((graph.num_nodes,), -1, dtype=torch.int64)
+    degree = graph.degree
+    nodes = batch
+    place[nodes] = torch.arange(len(nodes))
+    hops: list[Hop] = []
+    for layer in reversed(range(layers)):
+        chosen = draw(layer, nodes)
+        new = torch.unique(chosen.col[place[chosen.col] < 0])
+        place[new] = torch.arange(len(nodes), len(nodes) + len(new))
+        sources = torch.cat([nodes, new])
+        hops.insert(
+            0, Hop(chosen.rowptr, place[chosen.col], len(nodes), degree[nodes], degree[sources])
+        )
+        nodes = sources
+    return hops, nodes
+
+
+def all_rows_hops(graph: Graph, batch: Tensor, layers: int, draw: Draw) -> Sequence[Hop]:
+    """Hops that compute every node in all layers but the last, which computes `batch`.
+
+    Cheaper than gathering where a batch's neighbourhood covers most of the graph anyway.
+    """
+    everyone = torch.arange(graph.num_nodes)
+    degree = graph.degree
+    hops = []
+    for layer in range(layers - 1):
+        chosen = draw(layer, everyone)
+        hops.append(Hop(chosen.rowptr, chosen.col, graph.num_nodes, degree, degree))
+    chosen = draw(layers - 1, batch)
+    hops.append(Hop(chosen.rowptr, chosen.col, batch, degree[batch], degree))
+    return hops
+
+
+def covers_most(graph: Graph, batch: int, layers: int, fan_out: int) -> bool:
+    """Whether a batch's sampled neighbourhood reaches most of the graph, so that all rows pay."""
+    if fan_out == ALL_NEIGHBOURS:
+        fan_out = int(graph.degree.float().mean().ceil()) if graph.num_nodes else 0
+    reached = batch * (fan_out + 1) ** (layers - 1)  # rows the last hidden layer would compute
+    return bool(reached * 2 >= graph.num_nodes)

@@ -1,0 +1,60 @@
+"""A graph's constant input features, ready to be multiplied by a layer's weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedmend.graph import csr_tensor, is_sparse, scipy_csr, select_rows
+from fedmend.models.sparse import SparseMatrix
+
+DENSE_ENOUGH = 0.05
+"""From this share of non-zeros on, a dense product is quicker than a sparse one (measured)."""
+
+
+class Features:
+    """Constant features, sparse or dense, that know how to select, average and project rows.
+
+    `reused`: the same object serves many steps, so a sparse matrix keeps its transpose.
+    """
+
+    def __init__(self, x: Tensor, *, reused: bool = False) -> None:
+        self.x = x
+        self._matrix = SparseMatrix(x, reused=reused) if is_sparse(x) else None
+
+    @property
+    def sparse(self) -> bool:
+        return self._matrix is not None
+
+    @property
+    def num_features(self) -> int:
+        return int(self.x.shape[1])
+
+    def to(self, device: torch.device) -> Features:
+        """The same features on another device; themselves if they are there already."""
+        return self if self.x.device == device else Features(self.x.to(device))
+
+    def __matmul__(self, weight: Tensor) -> Tensor:
+        return self.x @ weight if self._matrix is None else self._matrix @ weight
+
+    def rows(self, own: int | Tensor) -> Features:
+        """Some rows: the first `own`, or those with these indices."""
+        if isinstance(own, int):
+            if own == self.x.shape[0]:
+                return self
+            if not self.sparse:
+                return Features(self.x[:own])
+            own = torch.arange(own, device=self.x.device)
+        return _in_quicker_form(select_rows(self.x, own))
+
+    def combined(self, operator: SparseMatrix) -> Features:
+        """`operator` times these features, as constants."""
+        if not self.sparse or self.x.device.type != "cpu":
+            return Features(operator.csr @ (self.x.to_dense() if self.sparse else self.x))
+        return _in_quicker_form(csr_tensor(scipy_csr(operator.csr) @ scipy_csr(self.x)))
+
+
+def _in_quicker_form(x: Tensor) -> Features:
+    if is_sparse(x) and x.values().numel() >= DENSE_ENOUGH * x.shape[0] * x.shape[1]:
+        return Features(x.to_dense())
+    return Features(x)

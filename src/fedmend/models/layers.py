@@ -1,0 +1,97 @@
+"""The layers: each takes the input rows and one hop, and gives one row per computed node.
+
+Compared with PyG's SAGEConv, GCNConv and GATConv in the tests. Weights are drawn from a generator
+that is passed in, never from torch's global one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedmend.data.sampling import Hop
+from fedmend.models.features import Features
+from fedmend.models.propagation import heard_through, own_through
+
+
+def glorot(inputs: int, outputs: int, generator: torch.Generator) -> nn.Parameter:
+    """A weight matrix drawn uniformly within sqrt(6 / (inputs + outputs))."""
+    bound = math.sqrt(6.0 / (inputs + outputs))
+    drawn = torch.rand(inputs, outputs, generator=generator, dtype=torch.float32)
+    return nn.Parameter((2.0 * drawn - 1.0) * bound)
+
+
+class SageLayer(nn.Module):
+    """GraphSAGE with the mean aggregator: own row and mean of the neighbours (FedSage, Eq. 1)."""
+
+    def __init__(self, inputs: int, outputs: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.own = glorot(inputs, outputs, generator)
+        self.neighbours = glorot(inputs, outputs, generator)
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, h: Tensor | Features, hop: Hop) -> Tensor:
+        own = own_through(h, self.own, hop)
+        return own + heard_through(h, self.neighbours, hop, "mean") + self.bias
+
+
+class GcnLayer(nn.Module):
+    """Graph convolution: the symmetrically normalised sum over the closed neighbourhood."""
+
+    def __init__(self, inputs: int, outputs: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.weight = glorot(inputs, outputs, generator)
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, h: Tensor | Features, hop: Hop) -> Tensor:
+        own = own_through(h, self.weight, hop) / (hop.degree + 1.0)[:, None]
+        return own + heard_through(h, self.weight, hop, "gcn") + self.bias
+
+
+class GatLayer(nn.Module):
+    """Graph attention over the closed neighbourhood; the heads' outputs stand side by side."""
+
+    def __init__(self, inputs: int, outputs: int, heads: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.heads = heads
+        self.weight = glorot(inputs, outputs, generator)
+        self.as_target = glorot(heads, outputs // heads, generator)
+        self.as_source = glorot(heads, outputs // heads, generator)
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, h: Tensor | Features, hop: Hop) -> Tensor:
+        values = (h @ self.weight).view(hop.sources, self.heads, -1)
+        own = hop.own_rows(values)
+        listener = torch.arange(hop.rows, device=hop.col.device)
+        target = torch.cat([torch.repeat_interleave(listener, hop.heard), listener])
+        told = torch.cat([values[hop.col], own])
+        score = (own * self.as_target).sum(-1)[target] + (told * self.as_source).sum(-1)
+        attention = _softmax_per_row(F.leaky_relu(score, 0.2), target, hop.rows)
+        out = values.new_zeros(own.shape)
+        out = out.index_add(0, target, told * attention[..., None])
+        return out.reshape(hop.rows, -1) + self.bias
+
+
+def _softmax_per_row(score: Tensor, row: Tensor, rows: int) -> Tensor:
+    """Softmax of the scores that belong to the same row, per head."""
+    index = row[:, None].expand_as(score)
+    lowest = score.new_full((rows, score.shape[1]), -torch.inf)
+    highest = lowest.scatter_reduce(0, index, score.detach(), "amax")
+    power = torch.exp(score - highest[row])
+    total = power.new_zeros(rows, score.shape[1]).index_add(0, row, power)
+    return power / total[row]
+
+
+class DenseLayer(nn.Module):
+    """A plain linear layer: hears nobody."""
+
+    def __init__(self, inputs: int, outputs: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.weight = glorot(inputs, outputs, generator)
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, h: Tensor | Features, hop: Hop) -> Tensor:
+        return own_through(h, self.weight, hop) + self.bias
