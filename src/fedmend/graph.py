@@ -89,10 +89,13 @@ def _as_tensor(value: Any, name: str, what: str) -> Tensor:
 
 def _as_sparse_features(x: Any, name: str) -> Tensor:
     """Checked features from a scipy sparse matrix: indices first, they are followed unchecked."""
+    if x.dtype.kind not in "fiub":
+        raise GraphError(f"{name}: features must be real numbers, got {x.dtype}")
     try:
-        matrix = sp.csr_matrix(x, dtype=np.float32)
+        with np.errstate(over="ignore"):  # too large for float32 becomes infinite: found below
+            matrix = sp.csr_matrix(x, dtype=np.float32)
         matrix.check_format(full_check=True)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise GraphError(f"{name}: not a valid sparse matrix of numbers: {error}") from error
     tensor = csr_tensor(matrix)
     wrong = torch.nonzero(~torch.isfinite(tensor.values()))
