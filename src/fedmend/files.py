@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,17 +52,14 @@ def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path`; rename it into place if the block succeeds."""
     make_folder(path.parent)
     with storage_errors(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        temporary = Path(name)
+        # Opened here and not by mkstemp, which gives owner-only rights: a result file gets the
+        # user's usual ones, and the umask cannot be read without changing it for all threads.
+        temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}"
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         try:
             yield temporary
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-            # mkstemp gives owner-only rights; a result file gets the user's usual ones.
-            umask = os.umask(0)
-            os.umask(umask)
-            temporary.chmod(0o666 & ~umask)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
