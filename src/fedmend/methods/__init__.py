@@ -1,0 +1,111 @@
+"""The methods. Adding one: a file here, and one entry in `METHODS`.
+
+This module imports none of them (and no torch), so that listing them is instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedmend.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from fedmend.federation import SiloBase
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method: where its code is and what kind of model it ends with.
+
+    module: holds `server`, `Silo` and the settings class named `settings`.
+    model: "shared", one for all silos, or "own", one per silo.
+    pooled: runs on the whole graph in one place; needs it.
+    fixed: settings that the name implies.
+    """
+
+    name: str
+    summary: str
+    module: str
+    settings: str
+    model: Literal["shared", "own"] = "shared"
+    pooled: bool = False
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    def _load(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(f"fedmend.methods.{self.module}"), attribute)
+
+    @property
+    def settings_type(self) -> type[Any]:
+        found: type[Any] = self._load(self.settings)
+        return found
+
+    @property
+    def silo_type(self) -> type[SiloBase]:
+        found: type[SiloBase] = self._load("Silo")
+        return found
+
+    @property
+    def server(self) -> Callable[[Any, Any], dict[str, Tensor] | None]:
+        found: Callable[[Any, Any], dict[str, Tensor] | None] = self._load("server")
+        return found
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method(
+            "global",
+            "the whole graph in one place, trained centrally: the mark to reach",
+            "centralised",
+            "GlobalSettings",
+            pooled=True,
+        ),
+        Method(
+            "local",
+            "every silo trains alone on its own graph: what federation is measured against",
+            "local",
+            "LocalSettings",
+            model="own",
+        ),
+        Method(
+            "fedavg",
+            "silos train the shared model on their graphs, the server averages the weights",
+            "fedavg",
+            "FedAvgSettings",
+        ),
+        Method(
+            "fedsage",
+            "FedAvg with GraphSAGE",
+            "fedavg",
+            "FedAvgSettings",
+            fixed={"backbone": "sage"},
+        ),
+        Method(
+            "fedprox",
+            "FedAvg whose silos are pulled towards the shared weights (mu)",
+            "fedprox",
+            "FedProxSettings",
+        ),
+        Method(
+            "fedper",
+            "FedAvg of the first layers; the last ones stay personal to each silo",
+            "fedper",
+            "FedPerSettings",
+            model="own",
+        ),
+    )
+}
+
+
+def find(name: str) -> Method:
+    """The method of this name; an error with the nearest one if there is none."""
+    if name not in METHODS:
+        raise UnknownNameError("method", name, METHODS)
+    return METHODS[name]

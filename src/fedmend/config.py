@@ -1,0 +1,123 @@
+"""Settings: frozen dataclasses, filled from TOML files and key=value pairs.
+
+A setting states its default, its meaning and what is allowed in one place:
+
+    rounds: int = setting(50, "rounds of training", low=1)
+
+An unknown key is an error that lists the known ones; a value that is not allowed is an error that
+says what is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from fedmend.errors import SettingsError, UnknownNameError
+
+T = TypeVar("T")
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Iterable[str] | None = None,
+) -> Any:
+    """A dataclass field with its meaning and its limits (both included)."""
+    limits = {"low": low, "high": high, "choices": tuple(choices) if choices else None}
+    return dataclasses.field(default=default, metadata={"help": help, **limits})
+
+
+def make(cls: type[T], values: Mapping[str, Any]) -> T:
+    """Settings of this class from values by name; text is read as the setting's type."""
+    known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    types = get_type_hints(cls)
+    given = {}
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise UnknownNameError("setting", key, known)
+        given[name] = _checked(known[name], types[name], value)
+    return cls(**given)
+
+
+def _checked(field: dataclasses.Field[Any], wanted: Any, value: Any) -> Any:
+    limits = field.metadata
+    read = _read(field.name, wanted, value)
+    choices = limits.get("choices")
+    if choices and read not in choices:
+        raise UnknownNameError(f"value of {field.name}", str(read), choices)
+    low, high = limits.get("low"), limits.get("high")
+    if (low is not None and read < low) or (high is not None and read > high):
+        span = f"{low if low is not None else ''} to {high if high is not None else ''}".strip()
+        allowed = f"at least {low}" if high is None else span
+        raise SettingsError(f"{field.name}={read} is not allowed: it must be {allowed}")
+    return read
+
+
+def _read(name: str, wanted: Any, value: Any) -> Any:
+    if isinstance(value, wanted) and not (isinstance(value, bool) and wanted is not bool):
+        if wanted is float and value != value:
+            raise SettingsError(f"{name} is not a number")
+        return value
+    if wanted is float and type(value) is int:
+        return float(value)
+    if isinstance(value, str):
+        try:
+            if wanted is bool:
+                return {
+                    "true": True,
+                    "yes": True,
+                    "1": True,
+                    "false": False,
+                    "no": False,
+                    "0": False,
+                }[value.lower()]
+            return _read(name, wanted, wanted(value))
+        except (ValueError, KeyError):
+            pass
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    raise SettingsError(f"{name}={value!r} is not allowed: it must be {words[wanted]}")
+
+
+def from_pairs(pairs: Iterable[str]) -> dict[str, str]:
+    """`["lr=0.01", "hidden=64"]` as a mapping."""
+    values = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise SettingsError(f"--set {pair!r} is not of the form key=value")
+        values[key.strip()] = value.strip()
+    return values
+
+
+def from_toml(path: Path) -> dict[str, Any]:
+    """A flat TOML file of settings."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}") from error
+    for key, value in values.items():
+        if isinstance(value, dict | list):
+            raise SettingsError(f"{path}: {key} must be a single value, settings are flat")
+    return values
+
+
+def describe(cls: type[Any]) -> list[tuple[str, str, str]]:
+    """Name, default and meaning of every setting."""
+    return [
+        (
+            field.name,
+            str(field.default).lower() if field.type is bool else str(field.default),
+            field.metadata.get("help", ""),
+        )
+        for field in dataclasses.fields(cls)
+    ]

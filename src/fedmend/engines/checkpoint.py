@@ -1,0 +1,134 @@
+"""A checkpoint: one safetensors file that holds all it takes to go on to the identical result."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedmend.errors import FileFormatError, SettingsError
+from fedmend.files import write_bytes
+
+FORMAT = "fedmend checkpoint 1"
+Packed = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run stood after a round.
+
+    fingerprint: what the run was (method, settings, split, seed); another run refuses it.
+    server: the server's state as tensors and plain values; silos: each silo's tensors.
+    """
+
+    fingerprint: str
+    phase: str
+    round: int
+    finished: tuple[str, ...]
+    server: Packed
+    silos: Mapping[str, Mapping[str, Tensor]]
+    ledger: str
+    history: dict[str, dict[int, dict[str, float]]]
+    sentences: tuple[str, ...]
+
+    def fill(self, state: Any) -> None:
+        """Put the saved server state into `state`, field by field."""
+        tensors, plain = self.server
+        for field in dataclasses.fields(state):
+            if field.name in plain:
+                setattr(state, field.name, plain[field.name])
+            elif field.name in tensors:
+                setattr(state, field.name, tensors[field.name])
+            else:
+                prefix = f"{field.name}/"
+                found = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+                setattr(state, field.name, found)
+
+
+def packed(state: Any) -> Packed:
+    """A dataclass of tensors, dicts of tensors and plain values, taken apart."""
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
+    for field in dataclasses.fields(state):
+        value = getattr(state, field.name)
+        if isinstance(value, Tensor):
+            tensors[field.name] = value
+        elif isinstance(value, dict) and all(isinstance(v, Tensor) for v in value.values()):
+            tensors.update({f"{field.name}/{key}": each for key, each in value.items()})
+        else:
+            plain[field.name] = value
+    return tensors, plain
+
+
+def write(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint completely or not at all."""
+    tensors, plain = checkpoint.server
+    named = {f"server|{key}": value for key, value in tensors.items()}
+    for silo, state in checkpoint.silos.items():
+        named.update({f"silo|{silo}|{key}": value for key, value in state.items()})
+    header = {
+        "format": FORMAT,
+        "fingerprint": checkpoint.fingerprint,
+        "phase": checkpoint.phase,
+        "round": checkpoint.round,
+        "finished": checkpoint.finished,
+        "server": plain,
+        "silos": list(checkpoint.silos),
+        "history": checkpoint.history,
+        "sentences": checkpoint.sentences,
+    }
+    # Clones: safetensors refuses two names for one storage, and a state may well share tensors.
+    data = save(
+        {key: value.detach().cpu().clone() for key, value in named.items()},
+        metadata={"fedmend": json.dumps(header), "ledger": checkpoint.ledger},
+    )
+    write_bytes(path, data)
+
+
+def read(path: Path, fingerprint: str) -> Checkpoint:
+    """The checkpoint in a file, if it is one of this very run."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            header = json.loads(metadata["fedmend"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # no dict
+    except (SafetensorError, OSError, ValueError, KeyError, RecursionError) as error:
+        raise FileFormatError(f"{path} is not a checkpoint of fedmend: {error}") from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise FileFormatError(f"{path} is not a checkpoint of this version of fedmend")
+    if header["fingerprint"] != fingerprint:
+        raise SettingsError(
+            f"{path} belongs to another run: method, settings, split and seed must be the same "
+            "to resume; choose another --out to start anew"
+        )
+    server: dict[str, Tensor] = {}
+    silos: dict[str, dict[str, Tensor]] = {name: {} for name in header["silos"]}
+    for key, value in tensors.items():
+        owner, _, rest = key.partition("|")
+        if owner == "server":
+            server[rest] = value
+        else:
+            silo, _, name = rest.partition("|")
+            silos[silo][name] = value
+    history = {
+        phase: {int(number): metrics for number, metrics in rounds.items()}
+        for phase, rounds in header["history"].items()
+    }
+    return Checkpoint(
+        fingerprint=fingerprint,
+        phase=header["phase"],
+        round=header["round"],
+        finished=tuple(header["finished"]),
+        server=(server, header["server"]),
+        silos=silos,
+        ledger=metadata["ledger"],
+        history=history,
+        sentences=tuple(header["sentences"]),
+    )

@@ -1,0 +1,199 @@
+"""Messages to bytes and back, without pickle.
+
+A message is one safetensors buffer. safetensors rather than msgpack: it carries tensors with
+dtype and shape natively and without copies through Python, its parser checks every offset against
+the buffer, nothing in it can name code, and run folders keep their weights in the same format.
+The message's type and its plain fields stand as JSON in the buffer's metadata.
+
+Bytes are hostile until decoded: a buffer above the limit, an unknown type, a field that is
+missing, undeclared or of another type is refused with a `WireError`; whatever comes in, decoding
+allocates no more than a few times the buffer's size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, deserialize
+from safetensors.torch import save
+from torch import Tensor
+
+from fedmend.errors import WireError
+from fedmend.federation import MESSAGES, FieldRule, field_rules, wire_name
+from fedmend.privacy.ledger import Kind
+
+MESSAGE_LIMIT = 2**30
+"""Bytes a message may have unless the caller allows more."""
+
+HEADER_LIMIT = 8 * 2**20
+_METADATA = "fedmend"
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_LARGEST_INT = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A message on the wire: its bytes, its type's name, and how many bytes are of which kind."""
+
+    data: bytes
+    name: str
+    sizes: Mapping[Kind, int]
+
+
+def encode(message: Any) -> Encoded:
+    """A message as bytes. Only declared fields of declared types are ever written."""
+    rules = field_rules(type(message))
+    name = wire_name(type(message))
+    if MESSAGES.get(name) is not type(message):
+        raise WireError(f"{type(message).__name__} is not a message: make it one with @message")
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
+    sizes: dict[Kind, int] = {}
+    for field, rule in rules.items():
+        value = getattr(message, field)
+        where = f"{name}.{field}"
+        if rule.type is Tensor:
+            tensors[field] = _sendable(value, where)
+            size = tensors[field].nbytes
+        elif rule.type == dict[str, Tensor]:
+            if not isinstance(value, dict):
+                raise WireError(f"{where} must be a dict of tensors, got {type(value).__name__}")
+            named = {f"{field}/{key}": _sendable(value[key], where) for key in value}
+            tensors.update(named)
+            size = sum(tensor.nbytes for tensor in named.values())
+        else:
+            plain[field] = _plain(value, rule, where)
+            size = len(json.dumps(plain[field]))
+        sizes[rule.kind] = sizes.get(rule.kind, 0) + size
+    header = json.dumps({"type": name, "fields": plain}, separators=(",", ":"))
+    data = save(tensors, metadata={_METADATA: header})
+    sizes[Kind.FRAMING] = len(data) - sum(sizes.values())
+    return Encoded(data, name, sizes)
+
+
+def decode(
+    data: bytes, *, allowed: Collection[type[Any]] | None = None, limit: int = MESSAGE_LIMIT
+) -> Any:
+    """The message in `data`; with `allowed`, only of these types. Anything else: `WireError`."""
+    if len(data) > limit:
+        raise WireError(f"a message of {len(data)} bytes is above the limit of {limit}")
+    header = _header(data)
+    name, plain = header.get("type"), header.get("fields")
+    message_type = MESSAGES.get(name) if isinstance(name, str) else None
+    if message_type is None or not isinstance(plain, dict):
+        raise WireError("a message of a type that is not known here")
+    if allowed is not None and message_type not in allowed:
+        raise WireError(f"a message of type {name} is not allowed here")
+    tensors = _tensors(data)
+    values: dict[str, Any] = {}
+    for field, rule in field_rules(message_type).items():
+        where = f"{name}.{field}"
+        if rule.type is Tensor:
+            if field not in tensors:
+                raise WireError(f"{where} is missing")
+            values[field] = tensors.pop(field)
+        elif rule.type == dict[str, Tensor]:
+            prefix = f"{field}/"
+            keys = [key for key in tensors if key.startswith(prefix)]
+            values[field] = {key[len(prefix) :]: tensors.pop(key) for key in sorted(keys)}
+        else:
+            if field not in plain:
+                raise WireError(f"{where} is missing")
+            values[field] = _plain(plain.pop(field), rule, where)
+    if tensors or plain:
+        raise WireError(f"a message of type {name} carries fields it does not declare")
+    return message_type(**values)
+
+
+def _sendable(value: Any, where: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise WireError(f"{where} must be a tensor, got {type(value).__name__}")
+    if value.layout != torch.strided:
+        raise WireError(f"{where} is sparse: send its index and value tensors as fields")
+    if value.dtype not in _DTYPES.values():
+        raise WireError(f"{where} has type {value.dtype}, which messages do not carry")
+    # clone, not contiguous: a view of a larger tensor must not drag its storage along.
+    sent = value.detach().cpu()
+    return sent if sent.is_contiguous() and _owns_storage(sent) else sent.clone()
+
+
+def _owns_storage(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def _plain(value: Any, rule: FieldRule, where: str) -> Any:
+    """A plain field's value if it is of the declared type and can be written as JSON."""
+    if rule.type is float and type(value) is int:
+        value = float(value)
+    if rule.type is float and type(value) is float:
+        return _number(value, where)
+    if rule.type is int and type(value) is int and -_LARGEST_INT <= value < _LARGEST_INT:
+        return value
+    if rule.type in (bool, str) and type(value) is rule.type:
+        return value
+    if (
+        rule.type == dict[str, float]
+        and isinstance(value, dict)
+        and all(type(key) is str and type(each) in (int, float) for key, each in value.items())
+    ):
+        return {key: _number(float(each), where) for key, each in value.items()}
+    raise WireError(f"{where} holds {type(value).__name__}, declared is {rule.type}")
+
+
+def _number(value: float, where: str) -> float:
+    if not math.isfinite(value):
+        raise WireError(f"{where} is NaN or infinite")
+    return value
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    """Our part of a safetensors header, read with bounds of our own before anything else."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(len(data) - 8, HEADER_LIMIT):
+        raise WireError("not a message: its header is cut off or too large")
+    try:
+        whole = json.loads(data[8 : 8 + length])
+        ours = json.loads(whole["__metadata__"][_METADATA])
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise WireError("not a message: its header cannot be read") from error
+    if not isinstance(ours, dict):
+        raise WireError("not a message: its header cannot be read")
+    return ours
+
+
+def _tensors(data: bytes) -> dict[str, Tensor]:
+    try:
+        entries = deserialize(data)  # type: ignore[no-untyped-call]  # safetensors' own
+    except SafetensorError as error:
+        raise WireError("not a message: its tensors do not fit its bytes") from error
+    found = {}
+    for key, entry in entries:
+        dtype = _DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise WireError("a message carries a tensor of a type that is not allowed")
+        try:
+            if len(entry["data"]):
+                tensor = torch.frombuffer(entry["data"], dtype=dtype).reshape(entry["shape"])
+            else:
+                tensor = torch.empty(entry["shape"], dtype=dtype)
+        except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+            raise WireError("not a message: a tensor's shape is impossible") from error
+        found[key] = tensor
+    return found

@@ -1,0 +1,222 @@
+"""The one interface between methods and engines: `ask` a step of the silos, get their replies.
+
+A method is a server function over a `Federation` and a class of silos. It never sees an engine:
+whether silos are objects in this process or programs in other organisations, the same code runs.
+
+Messages are frozen dataclasses made with `@message`; each field says by its annotation which
+*kind* of content it carries, so that the ledger can tell what left a silo:
+
+    @message
+    class Update:
+        weights: Annotated[dict[str, Tensor], Kind.WEIGHTS]
+        training_nodes: Annotated[int, Kind.COUNTS]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Generic,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from torch import Tensor
+
+from fedmend.errors import TooFewSilosError
+from fedmend.privacy.ledger import Kind
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedmend.graph import Graph
+
+FIELD_TYPES = (Tensor, dict[str, Tensor], bool, int, float, str, dict[str, float])
+"""What a message's fields may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRule:
+    """What one field of a message type may hold, and which kind of content that is."""
+
+    type: Any
+    kind: Kind
+
+
+MESSAGES: dict[str, type[Any]] = {}
+"""Every message type by its name on the wire: "module.Class"."""
+
+_RULES: dict[type[Any], dict[str, FieldRule]] = {}
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def message(cls: type[T]) -> type[T]:
+    """Make `cls` a message: frozen, registered for the wire, every field of a declared kind."""
+    made = dataclass(frozen=True, slots=True)(cls)
+    hints = get_type_hints(made, include_extras=True)
+    rules = {}
+    for field in dataclasses.fields(made):  # type: ignore[arg-type]  # made is a dataclass
+        hint = hints[field.name]
+        kinds = [extra for extra in get_args(hint)[1:] if isinstance(extra, Kind)]
+        if get_origin(hint) is not Annotated or len(kinds) != 1:
+            raise TypeError(
+                f"{cls.__name__}.{field.name} must say what it carries: Annotated[type, Kind.X]"
+            )
+        held = get_args(hint)[0]
+        if held not in FIELD_TYPES:
+            raise TypeError(f"{cls.__name__}.{field.name}: a message cannot carry {held}")
+        rules[field.name] = FieldRule(held, kinds[0])
+    _RULES[made] = rules
+    MESSAGES[wire_name(made)] = made
+    return made
+
+
+def wire_name(message_type: type[Any]) -> str:
+    """The name of a message type on the wire and in the ledger."""
+    return f"{message_type.__module__.rpartition('.')[2]}.{message_type.__qualname__}"
+
+
+def field_rules(message_type: type[Any]) -> Mapping[str, FieldRule]:
+    """The declared fields of a message type; empty for anything that is no message."""
+    return _RULES.get(message_type, {})
+
+
+@message
+class Nothing:
+    """A message without content: the step itself says it all."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiloLost:
+    """In place of a reply: this silo did not answer. `why` is a sentence without data."""
+
+    silo: str
+    why: str
+
+
+R = TypeVar("R")
+
+
+class Replies(Generic[R]):
+    """What the silos answered, in the order of their names: a reply each, or a `SiloLost`."""
+
+    def __init__(self, replies: Mapping[str, R | SiloLost]) -> None:
+        self._replies = dict(sorted(replies.items()))
+
+    @property
+    def arrived(self) -> dict[str, R]:
+        return {
+            name: reply for name, reply in self._replies.items() if not isinstance(reply, SiloLost)
+        }
+
+    @property
+    def lost(self) -> list[SiloLost]:
+        return [reply for reply in self._replies.values() if isinstance(reply, SiloLost)]
+
+    def enough(self, min_silos: int) -> dict[str, R]:
+        """The replies that arrived; an error that names the lost ones if they are too few."""
+        arrived = self.arrived
+        if len(arrived) < min_silos:
+            reasons = "; ".join(f"{lost.silo}: {lost.why}" for lost in self.lost)
+            raise TooFewSilosError(
+                f"{len(arrived)} of {len(self._replies)} silos answered, "
+                f"min_silos={min_silos} ({reasons})"
+            )
+        return arrived
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What all silos have agreed on before training; no data of any of them."""
+
+    num_features: int
+    label_names: tuple[str, ...]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.label_names)
+
+
+class SiloBase:
+    """One silo of a method: its graph and its models, held for the whole run.
+
+    A step is a method that takes one message and gives one. What must survive a restart is given
+    by `state` and taken back by `restore`.
+    """
+
+    def __init__(self, name: str, graph: Graph, settings: Any, seed: int) -> None:
+        self.name = name
+        self.graph = graph
+        self.settings = settings
+        self.seed = seed
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that must be there again to go on exactly as before."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take back what `state` gave."""
+
+    def own_weights(self) -> dict[str, Tensor] | None:
+        """This silo's own model where the method has one per silo; it never leaves by itself."""
+        return None
+
+
+S = TypeVar("S", bound=SiloBase)
+M = TypeVar("M")
+
+
+class Federation(ABC, Generic[S]):
+    """The silos as a method's server sees them."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """All silos, sorted."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> Schema:
+        """What the silos agreed on."""
+
+    @abstractmethod
+    def ask(
+        self, step: Callable[[S, M], R], message: M, to: Iterable[str] | None = None
+    ) -> Replies[R]:
+        """Have silos (all, or those named) perform a step on the same message."""
+
+    @abstractmethod
+    def ask_each(self, step: Callable[[S, M], R], messages: Mapping[str, M]) -> Replies[R]:
+        """Have each named silo perform a step on its own message."""
+
+    @abstractmethod
+    def rounds(self, count: int, state: Any, phase: str = "training") -> Iterator[int]:
+        """Count a phase's rounds from 1; `state`, a dataclass, is all the server remembers.
+
+        Between rounds engines may save `state` and the silos. On resuming, phases that were
+        finished yield nothing, and the interrupted one goes on after its last saved round with
+        `state` filled in.
+        """
+
+    @abstractmethod
+    def note(self, round: int, **metrics: float) -> None:
+        """Remember figures of a round for the record and the progress display."""
+
+    @abstractmethod
+    def say(self, sentence: str) -> None:
+        """Tell the user something that matters (a lost silo, a shrunken setting), once."""
+
+    @abstractmethod
+    def stream(self, purpose: str) -> torch.Generator:
+        """The server's seeded random stream for this purpose."""
