@@ -1,0 +1,49 @@
+"""Accuracy, macro-F1 and what several seeds say together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+
+def accuracy(found: Tensor, true: Tensor) -> float:
+    """Share of nodes whose class was found."""
+    return float((found == true).double().mean())
+
+
+def macro_f1(found: Tensor, true: Tensor) -> float:
+    """Mean over classes of 2 TP / (2 TP + FP + FN), over the classes that occur in either."""
+    classes = int(torch.maximum(found.max(), true.max())) + 1
+    hits = torch.bincount(true[found == true], minlength=classes).double()
+    sizes = torch.bincount(true, minlength=classes) + torch.bincount(found, minlength=classes)
+    occurs = sizes > 0
+    return float((2.0 * hits[occurs] / sizes[occurs]).mean())
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A figure over several seeds: mean, standard deviation, half-width of the 95% interval."""
+
+    mean: float
+    std: float
+    interval: float
+    count: int
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def summarise(values: Sequence[float]) -> Summary:
+    """Mean, sample standard deviation and Student's 95% interval; both 0 for a single value."""
+    count = len(values)
+    mean = math.fsum(values) / count
+    if count == 1:
+        return Summary(mean, 0.0, 0.0, 1)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    from scipy.stats import t  # slow to import, needed only here
+
+    return Summary(mean, std, float(t.ppf(0.975, count - 1)) * std / math.sqrt(count), count)

@@ -1,0 +1,133 @@
+"""A run's folder: what was run, on what, with which result, so that it can be checked and reused.
+
+    RUN/record.json            settings, versions, seed, split, rounds, result, bytes, timings
+    RUN/weights.safetensors    the shared model; or weights/SILO.safetensors, one per silo
+    RUN/ledger.csv             every line of the ledger
+    RUN/checkpoint.safetensors where to resume
+
+The record is written last: a folder that has one is complete. The same seed gives the same record
+except for `measured`, which holds times, memory and the date.
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedmend import __version__
+from fedmend.errors import FileFormatError
+from fedmend.files import make_folder, read_json, write_bytes, write_json
+from fedmend.models.backbones import ModelShape
+from fedmend.privacy.ledger import Ledger
+
+FORMAT = "fedmend run 1"
+RECORD, WEIGHTS, OWN_WEIGHTS = "record.json", "weights.safetensors", "weights"
+LEDGER, CHECKPOINT = "ledger.csv", "checkpoint.safetensors"
+SUMMARY = "summary.json"
+_WEIGHTS_LIMIT = 16 * 2**30
+
+
+def versions() -> dict[str, str]:
+    """The versions a result depends on."""
+    found = {name: version(name) for name in ("torch", "numpy", "scipy", "igraph", "safetensors")}
+    return {"fedmend": __version__, "python": platform.python_version(), **found}
+
+
+def peak_memory_mb() -> float:
+    """The most memory this process has held so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak / 2**20 if sys.platform == "darwin" else peak / 2**10)
+
+
+def write_run(
+    folder: Path,
+    record: Mapping[str, Any],
+    weights: Mapping[str, Tensor] | None,
+    own: Mapping[str, Mapping[str, Tensor]],
+    ledger: Ledger,
+) -> None:
+    """Write a run's folder, the record last."""
+    make_folder(folder)
+    if weights is not None:
+        write_bytes(folder / WEIGHTS, _saved(weights))
+    for silo, each in own.items():
+        write_bytes(folder / OWN_WEIGHTS / f"{silo}.safetensors", _saved(each))
+    write_bytes(folder / LEDGER, ledger.to_csv().encode())
+    write_json(folder / RECORD, record)
+
+
+def _saved(weights: Mapping[str, Tensor]) -> bytes:
+    return save({key: value.cpu().contiguous().clone() for key, value in weights.items()})
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """What `predict` needs of a run's folder."""
+
+    folder: Path
+    record: dict[str, Any]
+    shape: ModelShape
+    weights: dict[str, Tensor] | None
+    own: tuple[str, ...]
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return tuple(self.record["label_names"])
+
+    def own_weights(self, silo: str) -> dict[str, Tensor]:
+        """One silo's own model; `silo` must be one of `own`."""
+        return _weights(self.folder / OWN_WEIGHTS / f"{silo}.safetensors")
+
+
+def read_run(folder: Path) -> SavedRun:
+    """A finished run's folder."""
+    path = folder / RECORD
+    if not path.exists():
+        if (folder / SUMMARY).exists():
+            one = next(iter(sorted(folder.glob(f"*/{RECORD}"))), None)
+            hint = f"it holds several runs; choose one, e.g. {one.parent}" if one else "it is empty"
+        elif (folder / CHECKPOINT).exists():
+            hint = "it was not finished; go on with `fedmend run ... --resume`"
+        else:
+            hint = f"there is no {RECORD} in it"
+        raise FileFormatError(f"{folder} is not a finished run: {hint}")
+    record = read_json(path)
+    try:
+        if record["format"] != FORMAT:
+            raise FileFormatError(f"{path} was written by another version of fedmend")
+        shape = ModelShape(**record["model"])
+        own = tuple(map(str, record["silos_with_own_model"]))
+        shared = bool(record["shared_model"])
+        list(record["label_names"])
+    except (KeyError, TypeError) as error:
+        raise FileFormatError(f"{path} is not a run's record: {error}") from error
+    if any("/" in silo or silo.startswith(".") for silo in own):
+        raise FileFormatError(f"{path} names a silo outside its folder")
+    weights = _weights(folder / WEIGHTS) if shared else None
+    return SavedRun(folder, record, shape, weights, own)
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.stat().st_size > _WEIGHTS_LIMIT:
+            raise FileFormatError(f"{path} is too large to be weights of ours")
+        return load(path.read_bytes())
+    except OSError as error:
+        raise FileFormatError(f"cannot read {path}: {error.strerror}") from error
+    except SafetensorError as error:
+        raise FileFormatError(f"{path} is not a safetensors file: {error}") from error
+
+
+def shape_as_dict(shape: ModelShape) -> dict[str, Any]:
+    """A model's shape for the record."""
+    return asdict(shape)

@@ -1,0 +1,299 @@
+"""`train`: one method on one federation with one seed, from silos to a `Result`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedmend import methods
+from fedmend.config import make
+from fedmend.data.partition import Partition
+from fedmend.engines.base import Watch
+from fedmend.engines.inprocess import Fault, InProcess
+from fedmend.errors import DataError, SettingsError, UnknownNameError
+from fedmend.evaluation.evaluate import MODES, Scores, evaluate, model_with, predict
+from fedmend.federation import Schema
+from fedmend.graph import Graph
+from fedmend.methods import Method
+from fedmend.models.backbones import Backbone, ModelShape
+from fedmend.privacy.ledger import Ledger
+from fedmend.reports import record as records
+
+POOLED = "everyone"
+"""The one silo of a method that runs on the whole graph."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Class probabilities of every node of a graph, and the most probable class of each."""
+
+    node_ids: Any
+    label_names: tuple[str, ...]
+    probabilities: Tensor
+
+    @property
+    def labels(self) -> list[str]:
+        return [self.label_names[index] for index in self.probabilities.argmax(1).tolist()]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives: figures, the ledger, the model, and the record of how it came about."""
+
+    method: Method
+    shape: ModelShape
+    label_names: tuple[str, ...]
+    weights: dict[str, Tensor] | None
+    own: dict[str, dict[str, Tensor]]
+    scores: Scores | None
+    ledger: Ledger
+    history: dict[str, dict[int, dict[str, float]]]
+    record: dict[str, Any] = field(repr=False)
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy in the run's evaluation mode."""
+        return self._scored().accuracy
+
+    @property
+    def macro_f1(self) -> float:
+        """Test macro-F1 in the run's evaluation mode."""
+        return self._scored().macro_f1
+
+    def _scored(self) -> Scores:
+        if self.scores is None:
+            raise DataError("nothing was tested: no silo has test nodes")
+        return self.scores
+
+    @property
+    def seconds(self) -> float:
+        return float(self.record["measured"]["seconds"])
+
+    @property
+    def model(self) -> Backbone:
+        """The shared model; for methods with a model per silo use `model_of(silo)`."""
+        return self.model_of(None)
+
+    def model_of(self, silo: str | None) -> Backbone:
+        """The model that predicts for `silo`: the shared one, or the silo's own."""
+        return choose_model(self.method.name, self.shape, self.weights, self.own, silo)
+
+    def predict(self, graph: Graph, silo: str | None = None) -> Prediction:
+        """Predict every node of a graph, seen in training or not."""
+        return predict_with(self.model_of(silo), self.label_names, graph)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the run's folder (see `fedmend.reports.record`)."""
+        path = Path(folder)
+        records.write_run(path, self.record, self.weights, self.own, self.ledger)
+        return path
+
+
+def choose_model(
+    method: str,
+    shape: ModelShape,
+    weights: Mapping[str, Tensor] | None,
+    own: Mapping[str, Mapping[str, Tensor]],
+    silo: str | None,
+) -> Backbone:
+    """The shared model, or the named silo's own where the method has one per silo."""
+    if weights is not None:
+        return model_with(shape, weights)
+    if silo is None:
+        raise SettingsError(
+            f"{method} ends with a model per silo: name one (--silo NAME; {', '.join(own)})"
+        )
+    if silo not in own:
+        raise UnknownNameError("silo", silo, own)
+    return model_with(shape, own[silo])
+
+
+def predict_with(model: Backbone, label_names: tuple[str, ...], graph: Graph) -> Prediction:
+    """Predict with a model, after checking that the graph fits it."""
+    if graph.num_features != model.shape.num_features:
+        raise DataError(
+            f"the graph has {graph.num_features} features, the model was trained on "
+            f"{model.shape.num_features}"
+        )
+    return Prediction(graph.node_ids, label_names, predict(model, graph))
+
+
+def train(
+    method: str,
+    silos: Partition,
+    *,
+    seed: int = 0,
+    evaluation: str | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    workers: int = 0,
+    threads: int = 1,
+    checkpoint_every: int = 10,
+    watch: Watch | None = None,
+    faults: Iterable[Fault] = (),
+    timeout: float | None = None,
+    dataset: str | None = None,
+    **settings: Any,
+) -> Result:
+    """Train `method` on `silos` and test the result.
+
+    Args:
+        method: a name from `fedmend methods`.
+        silos: a partition from `split`, `read_silos` or made by hand.
+        seed: of everything random in training; the split has its own.
+        evaluation: `global-graph` or `own-subgraph`; by default the first where the whole graph
+            is known.
+        out: a folder for record, weights, ledger and checkpoints.
+        resume: go on from the checkpoint in `out`, if there is one, to the identical result.
+        workers: silos trained side by side (0 = one per core); does not change the result.
+        threads: torch threads of each silo.
+        checkpoint_every: rounds between checkpoints.
+        watch: progress callbacks.
+        faults, timeout: losses and delays to inject.
+        dataset: the data's name, for the record.
+        settings: of the method: `fedmend methods NAME` lists them.
+    """
+    started = time.perf_counter()
+    chosen = methods.find(method)
+    config = make(chosen.settings_type, _with_fixed(chosen, settings))
+    if resume and out is None:
+        raise SettingsError("resume needs the folder of the run to go on with: give out=...")
+    if checkpoint_every < 1:
+        raise SettingsError(f"checkpoint_every={checkpoint_every} is not allowed: at least 1")
+    mode = evaluation or ("global-graph" if silos.whole is not None else "own-subgraph")
+    if mode not in MODES:
+        raise UnknownNameError("evaluation mode", mode, MODES)
+    graphs = _graphs(chosen, silos)
+    any_graph = next(iter(graphs.values()))
+    schema = Schema(any_graph.num_features, any_graph.label_names)
+    if config.min_silos > len(graphs):
+        raise SettingsError(f"min_silos={config.min_silos}, but there are {len(graphs)} silos")
+    what = {
+        "method": method,
+        "settings": asdict(config),
+        "seed": seed,
+        "evaluation": mode,
+        "split": {"how": silos.how, "seed": silos.seed, "hash": silos.hash},
+    }
+    built = [chosen.silo_type(name, graph, config, seed) for name, graph in sorted(graphs.items())]
+    folder = None if out is None else Path(out)
+    engine = InProcess(
+        built,
+        schema,
+        seed,
+        workers=workers,
+        threads=threads,
+        faults=faults,
+        timeout=timeout,
+        watch=watch,
+        checkpoint_file=None if folder is None else folder / records.CHECKPOINT,
+        checkpoint_every=checkpoint_every,
+        fingerprint=_fingerprint(what),
+        resume=resume,
+    )
+    set_up = time.perf_counter() - started
+    with engine:
+        weights = chosen.server(engine, config)
+        own = (
+            {name: each for name, silo in engine.silos.items() if (each := silo.own_weights())}
+            if chosen.model == "own"
+            else {}
+        )
+        shape = config.shape(schema)
+        testing = time.perf_counter()
+        tested = [silos.whole] if mode == "global-graph" else list(silos.silos.values())
+        has_tests = any(bool(g.test_mask.any()) for g in tested if g is not None)
+        scores = evaluate(shape, weights, own, silos, mode) if has_tests else None
+    # Nothing travels when everything is in one place: all raw data was pooled instead.
+    ledger = Ledger() if chosen.pooled else engine.ledger
+    measured = {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": time.perf_counter() - started,
+        "phases": {
+            "set-up": set_up,
+            **engine.timings.phases,
+            "evaluation": time.perf_counter() - testing,
+        },
+        "steps": engine.timings.steps,
+        "peak_memory_mb": records.peak_memory_mb(),
+        "machine": platform.machine(),
+        "workers": engine.workers,
+    }
+    statistics = silos.statistics()
+    result = Result(
+        method=chosen,
+        shape=shape,
+        label_names=schema.label_names,
+        weights=weights,
+        own=own,
+        scores=scores,
+        ledger=ledger,
+        history=engine.history,
+        record={
+            "format": records.FORMAT,
+            **what,
+            "dataset": dataset,
+            "data": asdict(statistics),
+            "engine": {"name": "in-process", "threads": engine.threads},
+            "versions": records.versions(),
+            "model": records.shape_as_dict(shape),
+            "label_names": list(schema.label_names),
+            "shared_model": weights is not None,
+            "silos_with_own_model": sorted(own),
+            "result": None if scores is None else asdict(scores),
+            "rounds": engine.history,
+            "said": engine.sentences,
+            "pooled": chosen.pooled,
+            "bytes": {
+                "up": ledger.total("up"),
+                "down": ledger.total("down"),
+                "up_by_kind": ledger.left(),
+                "by_silo": {
+                    name: {"up": ledger.total("up", name), "down": ledger.total("down", name)}
+                    for name in sorted(graphs)
+                },
+            },
+            "measured": measured,
+        },
+    )
+    if folder is not None:
+        result.save(folder)
+    return result
+
+
+def _with_fixed(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given settings and those the method's name implies, which must not be contradicted."""
+    for key, value in method.fixed.items():
+        if key in given and given[key] != value:
+            raise SettingsError(
+                f"{method.name} means {key}={value}; for {key}={given[key]} use another method"
+            )
+    return {**given, **method.fixed}
+
+
+def _graphs(method: Method, silos: Partition) -> dict[str, Graph]:
+    if not method.pooled:
+        return dict(silos.silos)
+    if silos.whole is None:
+        raise DataError(
+            f"method {method.name!r} needs the whole graph in one place, which these silos do not "
+            "come with"
+        )
+    return {POOLED: silos.whole}
+
+
+def _fingerprint(what: Mapping[str, Any]) -> str:
+    """Identifies a run to its checkpoints; more rounds of the same are still the same run."""
+    settings = {key: value for key, value in what["settings"].items() if key != "rounds"}
+    text = json.dumps({**what, "settings": settings, "torch": torch.__version__}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
