@@ -1,0 +1,259 @@
+"""`Partition`: the silos of one federation; and `split`, which cuts a graph into silos."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedmend.data.partitioners import PARTITIONERS, owner_names, owners
+from fedmend.errors import DataError, GraphError, SettingsError, UnknownNameError
+from fedmend.graph import UNKNOWN_LABEL, Graph
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DEFAULT_SILOS = 5
+
+
+@dataclass(frozen=True)
+class SiloStatistics:
+    """How much a silo has."""
+
+    name: str
+    nodes: int
+    edges: int
+    train_nodes: int
+    val_nodes: int
+    test_nodes: int
+    labels: dict[str, int]
+    """Nodes of each class; classes the silo does not have count 0."""
+
+
+@dataclass(frozen=True)
+class PartitionStatistics:
+    """The papers' table 1: M, |V_i|, |E_i|, the links cut (ΔE) and their share of all (ΔE/|E|)."""
+
+    silos: int
+    mean_nodes: float
+    mean_edges: float
+    missing_links: int | None
+    """None where the whole graph is not known."""
+    missing_share: float | None
+    per_silo: tuple[SiloStatistics, ...]
+
+
+def _silo_statistics(name: str, graph: Graph) -> SiloStatistics:
+    labels = graph.y[graph.y != UNKNOWN_LABEL]
+    counts = torch.bincount(labels, minlength=graph.num_classes)
+    return SiloStatistics(
+        name=name,
+        nodes=graph.num_nodes,
+        edges=graph.num_edges,
+        train_nodes=int(graph.train_mask.sum()),
+        val_nodes=int(graph.val_mask.sum()),
+        test_nodes=int(graph.test_mask.sum()),
+        labels=dict(zip(graph.label_names, counts.tolist(), strict=True)),
+    )
+
+
+def check_disjoint(silos: dict[str, Graph]) -> None:
+    """Raise if a node id stands in two silos."""
+    ids = np.concatenate([graph.node_ids for graph in silos.values()])
+    order = np.argsort(ids, kind="stable")
+    same = np.flatnonzero(ids[order][1:] == ids[order][:-1])
+    if len(same):
+        ends = np.cumsum([graph.num_nodes for graph in silos.values()])
+        pair = np.searchsorted(ends, order[same[0] : same[0] + 2], side="right")
+        names = list(silos)
+        raise GraphError(
+            f"silos {names[pair[0]]} and {names[pair[1]]} both have a node {ids[order[same[0]]]}; "
+            "every node belongs to one silo"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The silos of one federation and, where it is known, the whole graph they were cut from.
+
+    Args:
+        silos: each silo's own graph by name: its nodes, and the edges between them.
+        how: the way it was cut, "louvain" or "folders" for instance.
+        seed: the seed of the cut, if it had one.
+        whole: the whole graph, for evaluation only; no silo ever sees it.
+        assignment: the silo of every node of `whole`, as its place in `silos`. A silo's nodes come
+            in the order they have in `whole`.
+    """
+
+    silos: dict[str, Graph]
+    how: str
+    seed: int | None
+    whole: Graph | None = None
+    assignment: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.silos:
+            raise DataError("a partition needs at least one silo")
+        first, one = next(iter(self.silos.items()))
+        named: str | None = None
+        for name, graph in self.silos.items():
+            if graph.num_features != one.num_features:
+                raise DataError(
+                    f"silo {first} has {one.num_features} features and silo {name} has "
+                    f"{graph.num_features}; all silos need the same features"
+                )
+            if graph.label_names != one.label_names:
+                raise DataError(
+                    f"silos {first} and {name} name different classes: "
+                    f"{_short(one.label_names)} and {_short(graph.label_names)}"
+                )
+            if graph.feature_names is None:
+                continue
+            named = named or name
+            if graph.feature_names != self.silos[named].feature_names:
+                raise DataError(f"silos {named} and {name} name their features differently")
+        if (self.whole is None) != (self.assignment is None):
+            raise DataError("a partition has both, the whole graph and the assignment, or neither")
+        if self.whole is not None:
+            self._check_whole(self.whole)
+
+    def _check_whole(self, whole: Graph) -> None:
+        assignment = self.assignment
+        if assignment is None or assignment.shape != (whole.num_nodes,):
+            shape = None if assignment is None else assignment.shape
+            raise DataError(f"assignment: {shape} for {whole.num_nodes} nodes of the whole graph")
+        if assignment.min() < 0 or assignment.max() >= len(self.silos):
+            raise DataError(f"assignment: silo numbers run from 0 to {len(self.silos) - 1}")
+        check_disjoint(self.silos)
+        for rows, (name, graph) in zip(self._rows, self.silos.items(), strict=True):
+            if not np.array_equal(graph.node_ids, whole.node_ids[rows]):
+                raise DataError(
+                    f"silo {name}: its node ids are not those the assignment gives it, in the "
+                    "order of the whole graph"
+                )
+
+    def __repr__(self) -> str:
+        return f"Partition({len(self.silos)} silos, {self.how}, seed {self.seed})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.silos)
+
+    def rows(self, name: str) -> NDArray[np.int64]:
+        """Where the nodes of a silo stand in the whole graph, in the silo's order."""
+        if name not in self.silos:
+            raise UnknownNameError("silo", name, self.silos)
+        return self._rows[self.names.index(name)]
+
+    @cached_property
+    def _rows(self) -> list[NDArray[np.int64]]:
+        if self.assignment is None:
+            raise DataError("the whole graph of this partition is not known")
+        return rows_by_silo(self.assignment, len(self.silos))
+
+    @cached_property
+    def cross_edges(self) -> NDArray[np.int64]:
+        """The edges that were cut, each once, as node indices of the whole graph: 2 x ΔE."""
+        if self.whole is None or self.assignment is None:
+            raise DataError(
+                "the whole graph of this partition is not known, so neither are its missing links"
+            )
+        edges = self.whole.edges.numpy()
+        return edges[:, self.assignment[edges[0]] != self.assignment[edges[1]]]
+
+    def statistics(self) -> PartitionStatistics:
+        """The row of the papers' table 1, and each silo's share of the data."""
+        graphs = self.silos.values()
+        missing = None if self.whole is None else self.cross_edges.shape[1]
+        edges = 0 if self.whole is None else self.whole.num_edges
+        return PartitionStatistics(
+            silos=len(self.silos),
+            mean_nodes=sum(graph.num_nodes for graph in graphs) / len(self.silos),
+            mean_edges=sum(graph.num_edges for graph in graphs) / len(self.silos),
+            missing_links=missing,
+            missing_share=None if missing is None else missing / max(edges, 1),
+            per_silo=tuple(_silo_statistics(name, graph) for name, graph in self.silos.items()),
+        )
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of name, node ids, edges, labels and roles of every silo, sorted by name.
+
+        Equal for two results means that they were computed on the same cut. Ids count as text.
+        """
+        digest = hashlib.sha256()
+        for name, graph in sorted(self.silos.items()):
+            ids = graph.node_ids.astype(str).tolist()
+            digest.update(json.dumps([name, graph.label_names, ids]).encode())
+            for part in (
+                graph.rowptr,
+                graph.col,
+                graph.y,
+                graph.train_mask,
+                graph.val_mask,
+                graph.test_mask,
+            ):
+                digest.update(np.ascontiguousarray(part.numpy()).tobytes())
+        return digest.hexdigest()
+
+
+def _short(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def rows_by_silo(assignment: NDArray[np.int64], silos: int) -> list[NDArray[np.int64]]:
+    """The nodes of every silo, in ascending order."""
+    sizes = np.bincount(assignment, minlength=silos)
+    return np.split(np.argsort(assignment, kind="stable"), np.cumsum(sizes)[:-1])
+
+
+def silo_names(silos: int) -> list[str]:
+    """silo-0, silo-1, ..., padded with zeros so that they sort in order."""
+    width = len(str(silos - 1))
+    return [f"silo-{silo:0{width}d}" for silo in range(silos)]
+
+
+def split(
+    graph: Graph, silos: int | None = None, how: str = "louvain", *, seed: int = 0, **options: Any
+) -> Partition:
+    """Cut a graph into silos.
+
+    Args:
+        graph: the whole graph.
+        silos: how many; 5 if left out, or the number of owners for `how="column"`.
+        how: a name from `PARTITIONERS`.
+        seed: the same seed gives the same silos.
+        options: what the partitioner takes: `tolerance` (louvain, leiden), `alpha`
+            (label-dirichlet), `column` (column).
+    """
+    if how not in PARTITIONERS:
+        raise UnknownNameError("split", how, PARTITIONERS)
+    partitioner = PARTITIONERS[how]
+    for option in options:
+        if option not in partitioner.options:
+            if not partitioner.options:
+                raise SettingsError(f"the split {how!r} has no options, got {option!r}")
+            raise UnknownNameError(f"option of the split {how!r}:", option, partitioner.options)
+    if seed < 0:
+        raise SettingsError(f"seed: expected 0 or more, got {seed}")
+    by_owner = how == "column"
+    if silos is None:
+        silos = (
+            len(owners(options.get("column"), graph.num_nodes)[1]) if by_owner else DEFAULT_SILOS
+        )
+    if silos < 1:
+        raise SettingsError(f"silos: at least 1 is needed, got {silos}")
+    if silos > graph.num_nodes:
+        raise SettingsError(
+            f"silos: {silos} is more than the graph has nodes ({graph.num_nodes}); use fewer silos"
+        )
+    assignment = partitioner.function(graph, silos, np.random.default_rng(seed), **options)
+    names = owner_names(graph.num_nodes, **options) if by_owner else silo_names(silos)
+    rows = rows_by_silo(assignment, silos)
+    graphs = [graph.subgraph(torch.from_numpy(nodes)) for nodes in rows]
+    return Partition(dict(zip(names, graphs, strict=True)), how, seed, graph, assignment)
