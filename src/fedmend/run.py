@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,7 +86,9 @@ class Result:
 
     def model_of(self, silo: str | None) -> Backbone:
         """The model that predicts for `silo`: the shared one, or the silo's own."""
-        return choose_model(self.method.name, self.shape, self.weights, self.own, silo)
+        return choose_model(
+            self.method.name, self.shape, self.weights, self.own, self.own.__getitem__, silo
+        )
 
     def predict(self, graph: Graph, silo: str | None = None) -> Prediction:
         """Predict every node of a graph, seen in training or not."""
@@ -103,10 +105,11 @@ def choose_model(
     method: str,
     shape: ModelShape,
     weights: Mapping[str, Tensor] | None,
-    own: Mapping[str, Mapping[str, Tensor]],
+    own: Collection[str],
+    own_weights: Callable[[str], Mapping[str, Tensor]],
     silo: str | None,
 ) -> Backbone:
-    """The shared model, or the named silo's own where the method has one per silo."""
+    """The shared model, or the named silo's own where the method has one per silo (`own`)."""
     if weights is not None:
         return model_with(shape, weights)
     if silo is None:
@@ -115,7 +118,7 @@ def choose_model(
         )
     if silo not in own:
         raise UnknownNameError("silo", silo, own)
-    return model_with(shape, own[silo])
+    return model_with(shape, own_weights(silo))
 
 
 def predict_with(model: Backbone, label_names: tuple[str, ...], graph: Graph) -> Prediction:
@@ -257,11 +260,7 @@ def train(
             "bytes": {
                 "up": ledger.total("up"),
                 "down": ledger.total("down"),
-                "up_by_kind": ledger.left(),
-                "by_silo": {
-                    name: {"up": ledger.total("up", name), "down": ledger.total("down", name)}
-                    for name in sorted(graphs)
-                },
+                "left_by_silo": {} if chosen.pooled else ledger.left(),
             },
             "measured": measured,
         },

@@ -87,12 +87,13 @@ class Ledger:
             sums[tuple(getattr(entry, name) for name in fields)] += entry.bytes
         return dict(sums)
 
-    def left(self, silo: str | None = None) -> dict[str, int]:
-        """What left a silo (or all of them), by kind."""
-        sums: Counter[str] = Counter()
-        for (_, _, name, way, _, kind), size in self._bytes.items():
-            if way == "up" and silo in (None, name):
-                sums[kind] += size
+    def left(self) -> dict[str, dict[str, int]]:
+        """What left each silo, by kind."""
+        sums: dict[str, dict[str, int]] = {}
+        for (_, _, silo, way, _, kind), size in sorted(self._bytes.items()):
+            if way == "up":
+                kinds = sums.setdefault(silo, {})
+                kinds[kind] = kinds.get(kind, 0) + size
         return dict(sorted(sums.items()))
 
     def to_csv(self) -> str:

@@ -1,0 +1,221 @@
+"""What the commands share: consoles, options, progress and how figures are written."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedmend.engines.base import Moment, Watch
+
+DatasetOption = Annotated[
+    str,
+    typer.Option(
+        "--dataset",
+        help="A dataset (see `fedmend datasets`), a folder with a graph, or one of silo folders.",
+    ),
+]
+SilosOption = Annotated[
+    int | None, typer.Option("--silos", min=1, help="Number of silos; 5 if left out.")
+]
+SplitOption = Annotated[
+    str, typer.Option("--split", help="How the graph is cut (see `fedmend splits`).")
+]
+RatioOption = Annotated[str, typer.Option("--ratio", help="Shares of train/val/test nodes.")]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds of training.")]
+SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="How many seeds to run.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="The first seed.")]
+SplitSeedOption = Annotated[
+    int | None, typer.Option("--split-seed", min=0, help="One cut for all seeds, of this seed.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting, key=value; see `fedmend methods NAME`. Repeatable."),
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="A TOML file of settings; --set goes before it.")
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help="Folder for the results; default runs/...")
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with the runs in --out from their checkpoints.")
+]
+EvaluationOption = Annotated[
+    str | None, typer.Option("--evaluation", help="global-graph or own-subgraph.")
+]
+BackboneOption = Annotated[str | None, typer.Option("--backbone", help="sage, gcn, gat or mlp.")]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="Torch device, e.g. cpu.")]
+WorkersOption = Annotated[
+    int,
+    typer.Option(
+        "--workers", min=0, help="Silos trained side by side, 0 = one per core; same result."
+    ),
+]
+ThreadsOption = Annotated[
+    int, typer.Option("--threads", min=1, help="Torch threads of each silo's step.")
+]
+CheckpointOption = Annotated[
+    int, typer.Option("--checkpoint-every", min=1, help="Rounds between checkpoints.")
+]
+DataRootOption = Annotated[
+    str | None,
+    typer.Option("--data-root", envvar="FEDMEND_DATA", help="Folder with downloaded datasets."),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")
+]
+
+
+def out_console() -> Console:
+    """For results: standard output."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def err_console() -> Console:
+    """For progress and remarks: standard error, so that results can be piped."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def gather_settings(pairs: list[str] | None, config: Path | None, **direct: Any) -> dict[str, Any]:
+    """Settings from a file, then --set, then options of their own (where given)."""
+    from fedmend.config import from_pairs, from_toml
+
+    settings: dict[str, Any] = from_toml(config) if config else {}
+    settings.update(from_pairs(pairs or []))
+    settings.update({key: value for key, value in direct.items() if value is not None})
+    return settings
+
+
+def default_out(*parts: str) -> Path:
+    """`runs/PARTS-DATE`: a folder nobody has yet."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    clean = ["".join(c if c.isalnum() or c in "-+" else "-" for c in part) for part in parts]
+    return Path("runs") / "-".join([*clean, stamp])
+
+
+class Display:
+    """A run's round, validation accuracy, bytes and time left; nothing if no terminal."""
+
+    def __init__(self, runs: int) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        console = err_console()
+        self._runs, self._started = runs, 0
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._watch: Watch | None = None
+
+    def __enter__(self) -> Display:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def watch(self, method: str, seed: int) -> Watch:
+        """A watch that shows this run."""
+        from fedmend.engines.base import Watch
+
+        self._started += 1
+        for task in self._progress.task_ids:
+            self._progress.remove_task(task)
+        of = f" ({self._started}/{self._runs})" if self._runs > 1 else ""
+        name = f"{method}, seed {seed}{of}"
+        tasks: dict[str, Any] = {}
+
+        def on_round(moment: Moment) -> None:
+            from fedmend.reports.tables import human_bytes
+
+            figures = f"up {human_bytes(moment.bytes_up)}"
+            if "validation_accuracy" in moment.metrics:
+                figures = f"val {moment.metrics['validation_accuracy']:.3f}  {figures}"
+            if moment.phase not in tasks:
+                tasks[moment.phase] = self._progress.add_task(
+                    f"{name}: {moment.phase}", total=moment.rounds, figures=""
+                )
+            self._progress.update(tasks[moment.phase], completed=moment.round, figures=figures)
+
+        self._watch = Watch(on_round, self.say)
+        return self._watch
+
+    def say(self, sentence: str) -> None:
+        """A remark above the progress line."""
+        self._console.print(f"fedmend: {sentence}")
+
+    def stop(self) -> bool:
+        """Ask the current run to stop after its round; False if none is running."""
+        if self._watch is None or self._watch.stop_requested:
+            return False
+        self._watch.stop_requested = True
+        return True
+
+
+@contextmanager
+def stopping_gently(display: Display) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) ends the run after its round, saved; the second at once."""
+
+    def on_signal(*_: int | FrameType | None) -> None:
+        if display.stop():
+            display.say("stopping after this round; once more to stop at once")
+        else:
+            raise KeyboardInterrupt(
+                "stopped; the last checkpoint is kept, go on with --resume and the same --out"
+            )
+
+    before = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def spinner(text: str) -> Iterator[None]:
+    """Something to look at while a step of unknown length runs; nothing if no terminal."""
+    console = err_console()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(text):
+        yield
+
+
+def print_json(value: Any) -> None:
+    """The one JSON object of `--json`."""
+    import json
+
+    sys.stdout.write(json.dumps(value) + "\n")

@@ -1,0 +1,66 @@
+"""`fedmend compare`: several methods on the same splits and seeds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedmend.cli import common
+
+
+def compare(
+    methods: Annotated[
+        str, typer.Option("--methods", help="Methods, separated by commas; the first is the base.")
+    ] = "fedavg,local,global",
+    dataset: common.DatasetOption = "cora",
+    silos: common.SilosOption = None,
+    split: common.SplitOption = "louvain",
+    ratio: common.RatioOption = "60/20/20",
+    rounds: common.RoundsOption = None,
+    seeds: common.SeedsOption = 1,
+    seed: common.SeedOption = 0,
+    split_seed: common.SplitSeedOption = None,
+    set_: common.SetOption = None,
+    config: common.ConfigOption = None,
+    out: common.OutOption = None,
+    resume: common.ResumeOption = False,
+    evaluation: common.EvaluationOption = None,
+    backbone: common.BackboneOption = None,
+    device: common.DeviceOption = None,
+    workers: common.WorkersOption = 0,
+    threads: common.ThreadsOption = 1,
+    checkpoint_every: common.CheckpointOption = 10,
+    data_root: common.DataRootOption = None,
+    json: common.JsonOption = False,
+) -> None:
+    """Train several methods on the same silos and show them side by side."""
+    from fedmend import experiments
+    from fedmend.engines.base import Interrupted
+    from fedmend.reports import tables
+
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    settings = common.gather_settings(set_, config, rounds=rounds, backbone=backbone, device=device)
+    source = experiments.Source(dataset, silos, split, ratio, data_root, split_seed)
+    chosen = tuple(range(seed, seed + seeds))
+    plan = experiments.Plan(
+        source, chosen, settings, evaluation, resume, workers, threads, checkpoint_every
+    )
+    folder = out or common.default_out("compare", dataset)
+    try:
+        with (
+            common.Display(seeds * len(names)) as display,
+            common.stopping_gently(display),
+        ):
+            found = experiments.compare(names, plan, folder, display.watch)
+    except Interrupted as stop:
+        raise KeyboardInterrupt(
+            f"stopped and saved; go on with the same command and --out {folder} --resume"
+        ) from stop
+    if json:
+        summaries = [experiments.summarise_runs(runs).as_dict() for runs in found.values()]
+        common.print_json({"folder": str(folder), "methods": summaries, "runs": found})
+        return
+    console = common.out_console()
+    console.print(tables.comparison(found))
+    console.print(f"Run folders: {folder}", soft_wrap=True)

@@ -1,0 +1,62 @@
+"""The `fedmend` command. Each subcommand has a file of its own and no logic.
+
+Heavy imports happen inside the commands, so that `fedmend --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from fedmend.cli import check, compare, demo, listing, partition, predict, run
+from fedmend.errors import FedmendError
+
+app = typer.Typer(
+    name="fedmend",
+    help="Train one graph neural network over graphs that several silos keep private.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo")(demo.demo)
+app.command("run")(run.run)
+app.command("compare")(compare.compare)
+app.command("predict")(predict.predict)
+app.command("partition")(partition.partition)
+app.command("check")(check.check)
+app.command("methods")(listing.methods)
+app.command("datasets")(listing.datasets)
+app.command("splits")(listing.splits)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+) -> None:
+    if version:
+        from fedmend import __version__
+
+        typer.echo(f"fedmend {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command; what the user can mend is one line and exit code 2, never a traceback."""
+    try:
+        app()
+    except FedmendError as error:
+        _fail(" ".join(str(error).split()))
+    except KeyboardInterrupt as stop:
+        hint = str(stop) or "stopped"
+        typer.echo(f"fedmend: {hint}", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(141)
+    except MemoryError:
+        _fail("not enough memory; use fewer silos at once (--workers 1) or a smaller graph")
+
+
+def _fail(sentence: str) -> None:
+    typer.echo(f"fedmend: {sentence}", err=True)
+    sys.exit(2)

@@ -1,0 +1,39 @@
+"""`fedmend predict RUN --graph DIR`: labels and probabilities for a graph's nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmend.cli import common
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    graph: Annotated[Path, typer.Option("--graph", help="A folder with nodes and edges.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write: .csv or .parquet.")] = Path(
+        "predictions.csv"
+    ),
+    silo: Annotated[
+        str | None,
+        typer.Option("--silo", help="Whose model to use, for methods with a model per silo."),
+    ] = None,
+    json: common.JsonOption = False,
+) -> None:
+    """Predict every node of a graph, seen in training or not."""
+    from fedmend.predictions import predict_folder
+
+    with common.spinner("Predicting ..."):
+        done = predict_folder(run, graph, out, silo)
+    if json:
+        common.print_json(done)
+        return
+    console = common.out_console()
+    whose = "the shared model" if done["silo"] is None else f"{done['silo']}'s own model"
+    console.print(
+        f"{done['nodes']} nodes predicted with {whose} of {done['method']}: {out}", soft_wrap=True
+    )
+    if done["accuracy"] is not None:
+        console.print(f"Of {done['labelled']} nodes with a known label {done['accuracy']:.1%} fit.")

@@ -1,0 +1,72 @@
+"""`fedmend run METHOD`: train one method, one or more seeds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedmend.cli import common
+
+
+def run(
+    method: Annotated[str, typer.Argument(help="A method (see `fedmend methods`).")],
+    dataset: common.DatasetOption = "cora",
+    silos: common.SilosOption = None,
+    split: common.SplitOption = "louvain",
+    ratio: common.RatioOption = "60/20/20",
+    rounds: common.RoundsOption = None,
+    seeds: common.SeedsOption = 1,
+    seed: common.SeedOption = 0,
+    split_seed: common.SplitSeedOption = None,
+    set_: common.SetOption = None,
+    config: common.ConfigOption = None,
+    out: common.OutOption = None,
+    resume: common.ResumeOption = False,
+    evaluation: common.EvaluationOption = None,
+    backbone: common.BackboneOption = None,
+    device: common.DeviceOption = None,
+    workers: common.WorkersOption = 0,
+    threads: common.ThreadsOption = 1,
+    checkpoint_every: common.CheckpointOption = 10,
+    data_root: common.DataRootOption = None,
+    json: common.JsonOption = False,
+) -> None:
+    """Train a method on a federation and test it."""
+    from fedmend.engines.base import Interrupted
+    from fedmend.experiments import (
+        Plan,
+        Source,
+        check_settings,
+        run_seeds,
+        seed_folders,
+        summarise_runs,
+        write_summary,
+    )
+    from fedmend.reports import tables
+
+    settings = common.gather_settings(set_, config, rounds=rounds, backbone=backbone, device=device)
+    check_settings([method], settings)
+    source = Source(dataset, silos, split, ratio, data_root, split_seed)
+    chosen = tuple(range(seed, seed + seeds))
+    plan = Plan(source, chosen, settings, evaluation, resume, workers, threads, checkpoint_every)
+    folder = out or common.default_out(method, dataset)
+    folders = seed_folders(folder, chosen, resume)
+    try:
+        with common.Display(seeds) as display, common.stopping_gently(display):
+            runs = run_seeds(method, plan, folders, display.watch)
+    except Interrupted as stop:
+        raise KeyboardInterrupt(
+            f"stopped and saved; go on with the same command and --out {folder} --resume"
+        ) from stop
+    if seeds > 1:
+        write_summary(folder, {method: runs})
+    if json:
+        common.print_json({**summarise_runs(runs).as_dict(), "folder": str(folder), "runs": runs})
+        return
+    console = common.out_console()
+    console.print(tables.headline(runs))
+    console.print(tables.what_left(runs[0]))
+    for sentence in dict.fromkeys(sentence for each in runs for sentence in each["said"]):
+        console.print(f"Note: {sentence}")
+    console.print(f"Run folder: {folder}", soft_wrap=True)

@@ -1,0 +1,275 @@
+"""Several seeds, several methods: runs on shared splits, and what they say together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedmend import methods
+from fedmend.data.datasets import DATASETS, load
+from fedmend.data.masks import has_roles, random_masks, with_roles
+from fedmend.data.partition import Partition, split
+from fedmend.engines.base import Watch
+from fedmend.errors import SettingsError, UnknownNameError
+from fedmend.evaluation.metrics import Summary, summarise
+from fedmend.files import write_json
+from fedmend.graph import Graph
+from fedmend.reports import record as records
+from fedmend.run import train
+
+
+def parse_ratio(text: str) -> tuple[float, float, float]:
+    """`60/20/20` as shares."""
+    try:
+        train_share, val, test = (float(part) / 100.0 for part in text.split("/"))
+    except ValueError:
+        raise SettingsError(f"ratio {text!r} is not of the form 60/20/20") from None
+    return train_share, val, test
+
+
+def parse_choice(text: str) -> tuple[str, dict[str, Any]]:
+    """`csbm:nodes=1000,degree=8` as a name and its options; numbers are read as such."""
+    name, _, rest = text.partition(":")
+    options: dict[str, Any] = {}
+    for pair in filter(None, rest.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise SettingsError(f"{pair!r} in {text!r} is not of the form key=value")
+        options[key.strip()] = _number(value.strip())
+    return name, options
+
+
+def _number(text: str) -> Any:
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+@dataclass
+class Source:
+    """Where silos come from: a dataset or a folder, and how it is cut.
+
+    dataset: a dataset's name (`cora`, `csbm:nodes=1000`), a folder with one graph, which is cut,
+        or a folder of silo folders, which already is.
+    split: a partitioner's name with options (`label-dirichlet:alpha=0.3`). For a folder with one
+        graph, `column:column=hospital` names its ownership column.
+    split_seed: fixes roles and cut for all seeds; by default every seed has its own.
+    """
+
+    dataset: str
+    silos: int | None = None
+    split: str = "louvain"
+    ratio: str = "60/20/20"
+    data_root: str | None = None
+    split_seed: int | None = None
+    _kept: dict[int, Partition] = field(default_factory=dict, repr=False)
+
+    def partition(self, seed: int) -> Partition:
+        """The silos for a seed; asked again, the same object, so that methods share it."""
+        seed = seed if self.split_seed is None else self.split_seed
+        if seed not in self._kept:
+            self._kept.clear()  # one at a time: a large graph need not be held per seed
+            self._kept[seed] = self._cut(seed)
+        return self._kept[seed]
+
+    def _cut(self, seed: int) -> Partition:
+        ratio = parse_ratio(self.ratio)
+        folder = Path(self.dataset)
+        if folder.is_dir() and self.dataset not in DATASETS:
+            from fedmend.data.folders import read_silos
+
+            if not list(folder.glob("nodes.*")):
+                return with_roles(read_silos(folder), ratio, seed)
+        how, options = parse_choice(self.split)
+        graph = self._graph(how, options)
+        if not has_roles(graph):
+            graph = random_masks(graph, ratio, seed)
+        return split(graph, self.silos, how, seed=seed, **options)
+
+    def _graph(self, how: str, options: dict[str, Any]) -> Graph:
+        """The graph to cut; for a folder, the ownership column's name becomes its values."""
+        folder = Path(self.dataset)
+        if self.dataset not in DATASETS and folder.is_dir():
+            from fedmend.data.silo_folder import read_column, read_folder
+
+            column = options.get("column")
+            if how == "column" and isinstance(column, str):
+                options["column"] = read_column(folder, column)
+                return read_folder(folder, columns_to_ignore=(column,))
+            return read_folder(folder)
+        name, data_options = parse_choice(self.dataset)
+        if name not in DATASETS and ("/" in name or "." in name):
+            raise SettingsError(f"{self.dataset} is neither a folder nor the name of a dataset")
+        if name not in DATASETS:
+            raise UnknownNameError("dataset", name, DATASETS)
+        return load(name, data_root=self.data_root, **data_options)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that runs of several seeds and methods have in common."""
+
+    source: Source
+    seeds: tuple[int, ...]
+    settings: Mapping[str, Any]
+    evaluation: str | None = None
+    resume: bool = False
+    workers: int = 0
+    threads: int = 1
+    checkpoint_every: int = 10
+
+
+WatchMaker = Callable[[str, int], Watch]
+"""A watch for the run of this method and seed."""
+
+
+def run_seeds(
+    method: str, plan: Plan, folders: Mapping[int, Path], watch: WatchMaker
+) -> list[dict[str, Any]]:
+    """One method, every seed; gives the runs' records. A finished run is not repeated."""
+    methods.find(method)
+    found = []
+    for seed in plan.seeds:
+        folder = folders[seed]
+        if plan.resume and (folder / records.RECORD).exists():
+            found.append(records.read_run(folder).record)
+            continue
+        silos = plan.source.partition(seed)
+        result = train(
+            method,
+            silos,
+            seed=seed,
+            evaluation=plan.evaluation,
+            out=folder,
+            resume=plan.resume,
+            workers=plan.workers,
+            threads=plan.threads,
+            checkpoint_every=plan.checkpoint_every,
+            watch=watch(method, seed),
+            dataset=plan.source.dataset,
+            **plan.settings,
+        )
+        found.append(result.record)
+    return found
+
+
+def seed_folders(out: Path, seeds: Sequence[int], resume: bool) -> dict[int, Path]:
+    """A folder per seed: `out` itself for a single one. One that holds a run is kept."""
+    folders = {seed: out if len(seeds) == 1 else out / f"seed-{seed}" for seed in seeds}
+    for folder in folders.values():
+        if not resume and (
+            (folder / records.RECORD).exists() or (folder / records.CHECKPOINT).exists()
+        ):
+            raise SettingsError(
+                f"{folder} already holds a run: add --resume to go on with it, or choose another "
+                "--out"
+            )
+    return folders
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    """One method's figures over all seeds; scores are None where there were no test nodes."""
+
+    method: str
+    accuracy: Summary | None
+    macro_f1: Summary | None
+    seconds: Summary
+    bytes_up: float
+    bytes_down: float
+    pooled: bool
+    evaluation: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "method": self.method,
+            "evaluation": self.evaluation,
+            "accuracy": self.accuracy.as_dict() if self.accuracy else None,
+            "macro_f1": self.macro_f1.as_dict() if self.macro_f1 else None,
+            "seconds": self.seconds.as_dict(),
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "pooled": self.pooled,
+        }
+
+
+def summarise_runs(runs: Sequence[Mapping[str, Any]]) -> MethodSummary:
+    """What the records of one method's runs say together."""
+    tested = [run["result"] for run in runs if run["result"] is not None]
+    return MethodSummary(
+        method=runs[0]["method"],
+        accuracy=summarise([each["accuracy"] for each in tested]) if tested else None,
+        macro_f1=summarise([each["macro_f1"] for each in tested]) if tested else None,
+        seconds=summarise([run["measured"]["seconds"] for run in runs]),
+        bytes_up=sum(run["bytes"]["up"] for run in runs) / len(runs),
+        bytes_down=sum(run["bytes"]["down"] for run in runs) / len(runs),
+        pooled=bool(runs[0]["pooled"]),
+        evaluation=runs[0]["evaluation"],
+    )
+
+
+def paired_difference(
+    runs: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]]
+) -> Summary | None:
+    """Accuracy minus the base's, seed by seed on shared splits; None unless all pairs match."""
+    by_seed = {run["seed"]: run for run in base}
+    differences = []
+    for run in runs:
+        other = by_seed.get(run["seed"])
+        if other is None or run["result"] is None or other["result"] is None:
+            return None
+        if run["split"]["hash"] != other["split"]["hash"] or (
+            run["evaluation"] != other["evaluation"]
+        ):
+            return None
+        differences.append(run["result"]["accuracy"] - other["result"]["accuracy"])
+    return summarise(differences)
+
+
+def compare(
+    names: Sequence[str], plan: Plan, out: Path, watch: WatchMaker
+) -> dict[str, list[dict[str, Any]]]:
+    """Several methods on the same splits and seeds: each method's records by its name."""
+    for name in names:
+        methods.find(name)
+    if len(set(names)) != len(names):
+        raise SettingsError(f"a method is named twice in {', '.join(names)}")
+    check_settings(names, plan.settings)
+    folders = {name: seed_folders(out / name, plan.seeds, plan.resume) for name in names}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    # Seed by seed, so that a split is made once and then serves all methods.
+    for seed in plan.seeds:
+        for name in names:
+            one = replace(plan, seeds=(seed,), settings=_fitting(name, plan))
+            found[name] += run_seeds(name, one, {seed: folders[name][seed]}, watch)
+    write_summary(out, found)
+    return found
+
+
+def _known(name: str) -> set[str]:
+    return {each.name for each in fields(methods.find(name).settings_type)}
+
+
+def _fitting(name: str, plan: Plan) -> dict[str, Any]:
+    """The settings this method knows: `mu` is for fedprox, whoever it is compared with."""
+    known = _known(name)
+    return {key: value for key, value in plan.settings.items() if key.replace("-", "_") in known}
+
+
+def check_settings(names: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """Refuse a setting that none of the methods knows."""
+    known = set().union(*(_known(name) for name in names))
+    for key in settings:
+        if key.replace("-", "_") not in known:
+            raise UnknownNameError("setting", key, known)
+
+
+def write_summary(out: Path, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Write what several runs say together beside their folders."""
+    summaries = {name: summarise_runs(runs).as_dict() for name, runs in found.items()}
+    write_json(out / records.SUMMARY, {"format": "fedmend summary 1", "methods": summaries})

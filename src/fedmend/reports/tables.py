@@ -1,0 +1,166 @@
+"""Runs as tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from fedmend.data.partition import PartitionStatistics
+from fedmend.evaluation.metrics import Summary
+from fedmend.experiments import MethodSummary, paired_difference, summarise_runs
+
+MOST_SILOS = 12
+"""With more silos than this, a table shows the extremes and the total instead of every one."""
+
+Record = Mapping[str, Any]
+
+
+def human_bytes(count: float) -> str:
+    """`3.1 MB`."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def figure(summary: Summary | None) -> str:
+    """`0.861 ± 0.004` (95% interval), or the figure alone where there is one seed."""
+    if summary is None:
+        return "no test nodes"
+    interval = f" ± {summary.interval:.4f}" if summary.count > 1 else ""
+    return f"{summary.mean:.4f}{interval}"
+
+
+def sent(summary: MethodSummary) -> str:
+    """The bytes that left the silos; for pooled methods, words."""
+    return "all raw data" if summary.pooled else human_bytes(summary.bytes_up)
+
+
+def split_words(run: Record) -> str:
+    """Dataset and split of a run in a few words."""
+    data = run["data"]
+    share = data["missing_share"]
+    cut = "" if share is None else f", {share:.1%} of the edges cut"
+    name = run["dataset"] or "own graph"
+    return f"{name}, {data['silos']} silos ({run['split']['how']}{cut}), {run['evaluation']}"
+
+
+def headline(runs: Sequence[Record]) -> str:
+    """The result of one method in a few lines."""
+    summary = summarise_runs(runs)
+    seeds = f" over {len(runs)} seeds (95% interval)" if len(runs) > 1 else ""
+    lines = [
+        f"[bold]{summary.method}[/] on {split_words(runs[0])}",
+        f"  accuracy {figure(summary.accuracy)}   macro-F1 {figure(summary.macro_f1)}{seeds}",
+        f"  {summary.seconds.mean:.1f} s, left the silos: {sent(summary)}, "
+        f"came to them: {'nothing' if summary.pooled else human_bytes(summary.bytes_down)}",
+    ]
+    return "\n".join(lines)
+
+
+def what_left(run: Record) -> Table | str:
+    """The table "what left each silo" of one run, by kind of content."""
+    if run["pooled"]:
+        return "What left each silo: everything. All raw data was pooled in one place."
+    left: Mapping[str, Mapping[str, int]] = run["bytes"]["left_by_silo"]
+    kinds = sorted({kind for each in left.values() for kind in each})
+    table = Table(title="What left each silo", title_justify="left", title_style="bold")
+    table.add_column("silo")
+    for kind in kinds:
+        table.add_column(kind, justify="right")
+    table.add_column("total", justify="right")
+    totals = {silo: sum(each.values()) for silo, each in left.items()}
+    shown = list(left)
+    if len(shown) > MOST_SILOS:
+        by_size = sorted(shown, key=lambda silo: (totals[silo], silo))
+        shown = [by_size[0], by_size[len(by_size) // 2], by_size[-1]]
+    for silo in shown:
+        sizes = [human_bytes(left[silo].get(kind, 0)) for kind in kinds]
+        table.add_row(silo, *sizes, human_bytes(totals[silo]))
+    if len(shown) < len(left):
+        table.caption = f"least, middle and most of {len(left)} silos"
+    if len(left) > 1:
+        table.add_section()
+        sums = [human_bytes(sum(each.get(kind, 0) for each in left.values())) for kind in kinds]
+        table.add_row(f"all {len(left)}", *sums, human_bytes(sum(totals.values())))
+    return table
+
+
+def comparison(found: Mapping[str, Sequence[Record]]) -> Table:
+    """Methods side by side; the difference is to the first one, paired by seed and split."""
+    base_name, base = next(iter(found.items()))
+    seeds = len(base)
+    title = split_words(base[0]) + (f", {seeds} seeds" if seeds > 1 else "")
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("method")
+    table.add_column("accuracy", justify="right")
+    table.add_column("macro-F1", justify="right")
+    if len(found) > 1:
+        table.add_column(f"against {base_name}", justify="right")
+    table.add_column("seconds", justify="right")
+    table.add_column("left the silos", justify="right")
+    for name, runs in found.items():
+        summary = summarise_runs(runs)
+        row = [name, figure(summary.accuracy), figure(summary.macro_f1)]
+        if len(found) > 1:
+            row.append("" if name == base_name else _difference(runs, base))
+        table.add_row(*row, f"{summary.seconds.mean:.1f}", sent(summary))
+    if seeds > 1:
+        table.caption = "± is the 95% interval over seeds; differences are paired by seed and split"
+    return table
+
+
+def _difference(runs: Sequence[Record], base: Sequence[Record]) -> str:
+    difference = paired_difference(runs, base)
+    if difference is None:
+        return "not comparable"
+    interval = f" ± {difference.interval:.4f}" if difference.count > 1 else ""
+    return f"{difference.mean:+.4f}{interval}"
+
+
+def partition_table(statistics: PartitionStatistics) -> Table:
+    """A cut graph: each silo, and the papers' table 1 row as the caption."""
+    table = Table(title="Silos", title_justify="left", title_style="bold", caption_justify="left")
+    table.add_column("silo")
+    for name in ("nodes", "edges", "train", "val", "test", "classes"):
+        table.add_column(name, justify="right")
+    shown = statistics.per_silo[:MOST_SILOS]
+    for silo in shown:
+        classes = sum(count > 0 for count in silo.labels.values())
+        counts = (silo.nodes, silo.edges, silo.train_nodes, silo.val_nodes, silo.test_nodes)
+        table.add_row(silo.name, *map(str, counts), f"{classes} of {len(silo.labels)}")
+    if len(shown) < len(statistics.per_silo):
+        table.add_row("...", *[""] * 6)
+    return table
+
+
+def partition_row(statistics: PartitionStatistics) -> str:
+    """The papers' table 1 row."""
+    row = (
+        f"M={statistics.silos}  |V_i|={statistics.mean_nodes:.0f}  "
+        f"|E_i|={statistics.mean_edges:.0f}"
+    )
+    if statistics.missing_links is None or statistics.missing_share is None:
+        return f"{row}  missing links unknown"
+    return f"{row}  ΔE={statistics.missing_links}  ΔE/|E|={statistics.missing_share:.4f}"
+
+
+def demo_sentence(found: Mapping[str, Sequence[Record]]) -> str:
+    """What local, fedsage and global side by side show, in words made from their figures."""
+    score = {name: summarise_runs(runs).accuracy for name, runs in found.items()}
+    local, together, pooled = score["local"], score["fedsage"], score["global"]
+    if local is None or together is None or pooled is None:
+        return "Nothing was tested."
+    gain = 100 * (together.mean - local.mean)
+    gap = 100 * (pooled.mean - together.mean)
+    distance = f"{gap:.1f} points below" if gap >= 0.05 else "level with"
+    if gap <= -0.05:
+        distance = f"{-gap:.1f} points above"
+    verb = "gains" if gain >= 0 else "loses"
+    return (
+        f"Training together {verb} {abs(gain):.0f} points over training alone and ends {distance} "
+        "pooling everything, although no node, feature or edge left a silo: only weights and counts."
+    )
