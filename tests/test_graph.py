@@ -182,6 +182,12 @@ def bad_csr(columns: list[int]) -> Tensor:
     )
 
 
+def bad_rows(rowptr: list[int]) -> Tensor:
+    return torch.sparse_csr_tensor(
+        torch.tensor(rowptr), torch.tensor([0, 1]), torch.ones(2), size=(len(rowptr) - 1, 3)
+    )
+
+
 def sparse_with(value: float, row: int) -> sp.csr_matrix:
     matrix = sp.lil_matrix((4, 3))
     matrix[0, 1] = 1.0
@@ -212,8 +218,11 @@ X = np.zeros((4, 2))
             lambda: Graph(dense_with(np.nan, 3).to_sparse_csr(), NO_EDGES),
             "x: row 3 has a feature that is NaN",
         ),
-        (lambda: Graph(bad_csr([0, 3]), NO_EDGES), "x: not a valid sparse matrix"),
-        (lambda: Graph(bad_csr([0, -1]), NO_EDGES), "x: not a valid sparse matrix"),
+        (lambda: Graph(bad_csr([0, 3]), NO_EDGES), "matrix: row 1 has a column index outside 0 to"),
+        (lambda: Graph(bad_csr([-1, 0]), NO_EDGES), "matrix: row 0 has a column index outside"),
+        (lambda: Graph(bad_rows([0, 5, -3, 0]), NO_EDGES), "x: not a valid sparse matrix: row poi"),
+        (lambda: Graph(bad_rows([0, 2, 1, 2]), NO_EDGES), "x: not a valid sparse matrix: row poin"),
+        (lambda: Graph(bad_rows([0, 1, 5]), NO_EDGES), "x: not a valid sparse matrix"),
         (lambda: Graph([["a", "b"]], NO_EDGES), "x: expected a matrix of numbers"),
         (lambda: Graph([[1, 2], [3]], NO_EDGES), "x: expected a matrix of numbers"),
         (lambda: Graph(np.zeros((2, 2), dtype=complex), NO_EDGES), "x: features must be real"),

@@ -32,6 +32,24 @@ with warnings.catch_warnings():
     torch.sparse_csr_tensor(_empty.crow_indices(), _empty.col_indices(), _empty.values())
 
 
+def csr_fault(matrix: sp.csr_matrix | sp.csr_array) -> str | None:
+    """What is wrong with a CSR matrix, or None.
+
+    scipy's own full check does nothing where the last row pointer is zero, whatever the others
+    are, and what follows trusts them.
+    """
+    rowptr, columns = matrix.indptr, matrix.indices
+    if rowptr[0] != 0 or (np.diff(rowptr) < 0).any():
+        return "row pointers must start at 0 and never go down"
+    if not rowptr[-1] == len(columns) == len(matrix.data):
+        return f"{rowptr[-1]} entries by the row pointers, but {len(columns)} column indices"
+    outside = (columns < 0) | (columns >= matrix.shape[1])
+    if outside.any():
+        row = int(np.searchsorted(rowptr, int(np.flatnonzero(outside)[0]), side="right")) - 1
+        return f"row {row} has a column index outside 0 to {matrix.shape[1] - 1}"
+    return None
+
+
 def csr_tensor(matrix: sp.csr_matrix | sp.csr_array) -> Tensor:
     """A scipy CSR matrix as a torch CSR tensor of float32, with sorted columns."""
     if not matrix.has_canonical_format:
@@ -94,9 +112,11 @@ def _as_sparse_features(x: Any, name: str) -> Tensor:
     try:
         with np.errstate(over="ignore"):  # too large for float32 becomes infinite: found below
             matrix = sp.csr_matrix(x, dtype=np.float32)
-        matrix.check_format(full_check=True)
     except ValueError as error:
-        raise GraphError(f"{name}: not a valid sparse matrix of numbers: {error}") from error
+        raise GraphError(f"{name}: not a valid sparse matrix: {error}") from error
+    fault = csr_fault(matrix)
+    if fault is not None:
+        raise GraphError(f"{name}: not a valid sparse matrix: {fault}")
     tensor = csr_tensor(matrix)
     wrong = torch.nonzero(~torch.isfinite(tensor.values()))
     if len(wrong):
@@ -116,7 +136,11 @@ def _as_features(x: Any, name: str = "x") -> Tensor:
     if tensor.is_complex():
         raise GraphError(f"{name}: features must be real numbers, got {tensor.dtype}")
     if tensor.layout != torch.strided:
-        return _as_sparse_features(scipy_csr(tensor.to(torch.float32).to_sparse_csr()), name)
+        try:
+            x = scipy_csr(tensor.to(torch.float32).to_sparse_csr())
+        except ValueError as error:
+            raise GraphError(f"{name}: not a valid sparse matrix: {error}") from error
+        return _as_sparse_features(x, name)
     tensor = tensor.to(torch.float32)
     finite = torch.isfinite(tensor)
     if not bool(finite.all()):
