@@ -7,7 +7,8 @@ The message's type and its plain fields stand as JSON in the buffer's metadata.
 
 Bytes are hostile until decoded: a buffer above the limit, an unknown type, a field that is
 missing, undeclared or of another type is refused with a `WireError`; whatever comes in, decoding
-allocates no more than a few times the buffer's size.
+allocates no more than a few times the buffer's size (its header, which JSON can blow up twenty
+times in memory, is kept small for that).
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from fedmend.privacy.ledger import Kind
 MESSAGE_LIMIT = 2**30
 """Bytes a message may have unless the caller allows more."""
 
-HEADER_LIMIT = 8 * 2**20
+HEADER_LIMIT = 2**20
+"""Bytes of names, shapes and plain fields: a tensor takes about a hundred."""
+
+MOST_DIMENSIONS = 64
 _METADATA = "fedmend"
 
 _DTYPES = {
@@ -66,16 +70,19 @@ def encode(message: Any) -> Encoded:
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
     sizes: dict[Kind, int] = {}
+    taken: set[int] = set()
     for field, rule in rules.items():
         value = getattr(message, field)
         where = f"{name}.{field}"
         if rule.type is Tensor:
-            tensors[field] = _sendable(value, where)
+            tensors[field] = _sendable(value, where, taken)
             size = tensors[field].nbytes
         elif rule.type == dict[str, Tensor]:
             if not isinstance(value, dict):
                 raise WireError(f"{where} must be a dict of tensors, got {type(value).__name__}")
-            named = {f"{field}/{key}": _sendable(value[key], where) for key in value}
+            if not all(type(key) is str and _is_text(key) for key in value):
+                raise WireError(f"{where} has a key that is not a text")
+            named = {f"{field}/{key}": _sendable(value[key], where, taken) for key in value}
             tensors.update(named)
             size = sum(tensor.nbytes for tensor in named.values())
         else:
@@ -84,6 +91,10 @@ def encode(message: Any) -> Encoded:
         sizes[rule.kind] = sizes.get(rule.kind, 0) + size
     header = json.dumps({"type": name, "fields": plain}, separators=(",", ":"))
     data = save(tensors, metadata={_METADATA: header})
+    if int.from_bytes(data[:8], "little") > HEADER_LIMIT:
+        raise WireError(
+            f"{name} has more names and plain values than a message carries ({HEADER_LIMIT} bytes)"
+        )
     sizes[Kind.FRAMING] = len(data) - sum(sizes.values())
     return Encoded(data, name, sizes)
 
@@ -122,27 +133,36 @@ def decode(
     return message_type(**values)
 
 
-def _sendable(value: Any, where: str) -> Tensor:
+def _is_text(key: str) -> bool:
+    """Whether a string has a form in UTF-8: one with a lone surrogate has none."""
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _sendable(value: Any, where: str, taken: set[int]) -> Tensor:
     if not isinstance(value, Tensor):
         raise WireError(f"{where} must be a tensor, got {type(value).__name__}")
     if value.layout != torch.strided:
         raise WireError(f"{where} is sparse: send its index and value tensors as fields")
     if value.dtype not in _DTYPES.values():
         raise WireError(f"{where} has type {value.dtype}, which messages do not carry")
-    # clone, not contiguous: a view of a larger tensor must not drag its storage along.
     sent = value.detach().cpu()
-    return sent if sent.is_contiguous() and _owns_storage(sent) else sent.clone()
-
-
-def _owns_storage(tensor: Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() == tensor.nbytes
+    storage = sent.untyped_storage()
+    # Copied where it is a view of a larger tensor, which must not drag its storage along, or
+    # where another field holds the same tensor, which safetensors refuses.
+    alone = storage.nbytes() == sent.nbytes and storage.data_ptr() not in taken
+    taken.add(storage.data_ptr())
+    if alone and sent.is_contiguous():
+        return sent
+    return sent.clone(memory_format=torch.contiguous_format)
 
 
 def _plain(value: Any, rule: FieldRule, where: str) -> Any:
     """A plain field's value if it is of the declared type and can be written as JSON."""
-    if rule.type is float and type(value) is int:
-        value = float(value)
-    if rule.type is float and type(value) is float:
+    if rule.type is float and type(value) in (int, float):
         return _number(value, where)
     if rule.type is int and type(value) is int and -_LARGEST_INT <= value < _LARGEST_INT:
         return value
@@ -153,14 +173,18 @@ def _plain(value: Any, rule: FieldRule, where: str) -> Any:
         and isinstance(value, dict)
         and all(type(key) is str and type(each) in (int, float) for key, each in value.items())
     ):
-        return {key: _number(float(each), where) for key, each in value.items()}
+        return {key: _number(each, where) for key, each in value.items()}
     raise WireError(f"{where} holds {type(value).__name__}, declared is {rule.type}")
 
 
 def _number(value: float, where: str) -> float:
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number may be larger than any float
+        number = math.inf
+    if not math.isfinite(number):
         raise WireError(f"{where} is NaN or infinite")
-    return value
+    return number
 
 
 def _header(data: bytes) -> dict[str, Any]:
@@ -169,12 +193,12 @@ def _header(data: bytes) -> dict[str, Any]:
     if len(data) < 8 or length > min(len(data) - 8, HEADER_LIMIT):
         raise WireError("not a message: its header is cut off or too large")
     try:
-        whole = json.loads(data[8 : 8 + length])
-        ours = json.loads(whole["__metadata__"][_METADATA])
+        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+        ours = json.loads(metadata[_METADATA])
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise WireError("not a message: its header cannot be read") from error
-    if not isinstance(ours, dict):
-        raise WireError("not a message: its header cannot be read")
+    if not isinstance(ours, dict) or len(metadata) != 1 or ours.keys() != {"type", "fields"}:
+        raise WireError("not a message: its header has other entries than a message's")
     return ours
 
 
@@ -188,6 +212,10 @@ def _tensors(data: bytes) -> dict[str, Tensor]:
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
             raise WireError("a message carries a tensor of a type that is not allowed")
+        if len(entry["shape"]) > MOST_DIMENSIONS:
+            raise WireError(f"a message carries a tensor of more than {MOST_DIMENSIONS} dimensions")
+        if dtype is torch.bool and entry["data"].translate(None, b"\0\1"):
+            raise WireError("a message carries truth values that are neither true nor false")
         try:
             if len(entry["data"]):
                 tensor = torch.frombuffer(entry["data"], dtype=dtype).reshape(entry["shape"])

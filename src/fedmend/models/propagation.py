@@ -66,5 +66,8 @@ def _kept_combination(h: Features, matrix: SparseMatrix, hop: Hop, rule: Rule) -
 
 def own_through(h: Tensor | Features, weight: Tensor, hop: Hop) -> Tensor:
     """The computed nodes' own rows of h, times weight."""
-    own = h.rows(hop.own) if isinstance(h, Features) else hop.own_rows(h)
-    return own @ weight
+    if isinstance(h, Features):
+        return h.rows(hop.own) @ weight
+    if weight.shape[1] < weight.shape[0]:
+        return hop.own_rows(h @ weight)  # the narrower rows are the cheaper ones to pick
+    return hop.own_rows(h) @ weight

@@ -15,6 +15,9 @@ from torch import Tensor
 
 from fedmend.graph import csr_tensor, scipy_csr
 
+FEW_PRODUCTS = 2**16
+"""Up to this many products adding row by row is quicker than setting up scipy's matrix."""
+
 
 class SparseMatrix:
     """A constant matrix in CSR form. `reused`: keep the transpose for the backward passes."""
@@ -37,12 +40,14 @@ class SparseMatrix:
     def transposed_times(self, dense: Tensor) -> Tensor:
         if self._transposed is not None:
             return self._transposed @ dense
-        if self.csr.device.type != "cpu":
-            return self.csr.t().to_sparse_csr() @ dense
         csr = self.csr
+        values, col, rowptr = csr.values(), csr.col_indices(), csr.crow_indices()
+        if csr.device.type != "cpu" or len(col) * dense.shape[1] <= FEW_PRODUCTS:
+            row = torch.repeat_interleave(rowptr[1:] - rowptr[:-1])
+            out = dense.new_zeros(csr.shape[1], dense.shape[1])
+            return out.index_add_(0, col, values[:, None] * dense.index_select(0, row))
         flipped = sp.csc_matrix(
-            (csr.values().numpy(), csr.col_indices().numpy(), csr.crow_indices().numpy()),
-            shape=(csr.shape[1], csr.shape[0]),
+            (values.numpy(), col.numpy(), rowptr.numpy()), shape=(csr.shape[1], csr.shape[0])
         )
         return torch.from_numpy(flipped @ dense.numpy())
 

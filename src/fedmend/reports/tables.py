@@ -162,5 +162,5 @@ def demo_sentence(found: Mapping[str, Sequence[Record]]) -> str:
     verb = "gains" if gain >= 0 else "loses"
     return (
         f"Training together {verb} {abs(gain):.0f} points over training alone and ends {distance} "
-        "pooling everything, although no node, feature or edge left a silo: only weights and counts."
+        "pooling everything; no node, feature or edge left a silo, only weights and counts."
     )
