@@ -1,0 +1,113 @@
+"""Backbones: any number of layers, dropout from its own stream, shapes that cannot be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedmend.data.sampling import whole_graph_hop
+from fedmend.errors import SettingsError, UnknownNameError
+from fedmend.models.backbones import BACKBONES, Backbone, ModelShape, build
+from fedmend.models.features import Features
+from tiny import tiny_graph
+
+GRAPH = tiny_graph(30)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def model_of(backbone: str, layers: int = 2, dropout: float = 0.0, seed: int = 0) -> Backbone:
+    shape = ModelShape(backbone, 6, 3, hidden=8, layers=layers, heads=2, dropout=dropout)
+    return build(shape, seeded(seed))
+
+
+def scores(model: Backbone, generator: torch.Generator | None = None) -> torch.Tensor:
+    out = model(Features(GRAPH.x), [whole_graph_hop(GRAPH)] * len(model.layers), generator)
+    assert isinstance(out, torch.Tensor)
+    return out
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 4])
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_any_number_of_layers(backbone: str, layers: int) -> None:
+    model = model_of(backbone, layers)
+    assert len(model.layers) == layers
+    out = scores(model)
+    assert out.shape == (30, 3)
+    out.sum().backward()  # type: ignore[no-untyped-call]  # torch's
+    for name, parameter in model.named_parameters():
+        assert name.startswith("layers.")
+        assert parameter.grad is not None, name
+
+
+def test_network_is_its_layers_with_relu_between() -> None:
+    model = model_of("mlp", layers=3)
+    h = GRAPH.x
+    for number, layer in enumerate(model.layers):
+        h = (torch.relu(h) if number else h) @ layer.get_parameter("weight")
+    torch.testing.assert_close(scores(model), h)
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_only_mlp_is_deaf(backbone: str) -> None:
+    model = model_of(backbone)
+    alone = GRAPH.subgraph(torch.arange(1))
+    hops = [whole_graph_hop(alone)] * 2
+    same = torch.allclose(model(Features(alone.x), hops)[0], scores(model)[0], atol=1e-6)
+    assert int(GRAPH.degree[0]) > 0
+    assert same == (backbone == "mlp")
+    assert model.uses_edges == (backbone != "mlp")
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_dropout_draws_from_the_given_stream_alone(backbone: str) -> None:
+    model = model_of(backbone, dropout=0.5)
+    before = torch.get_rng_state()
+    first, again, other = (scores(model, seeded(seed)) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_dropout_is_off_in_evaluation_and_draws_nothing() -> None:
+    model = model_of("sage", dropout=0.5).eval()
+    generator = seeded(1)
+    before = generator.get_state()
+    assert torch.equal(scores(model, generator), scores(model_of("sage")))
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_dropout_keeps_the_mean() -> None:
+    """What is kept is scaled up by 1 / (1 - rate), so the expected value stays."""
+    shape = ModelShape("mlp", 4, 1, hidden=2000, layers=2, heads=1, dropout=0.75)
+    model = build(shape, seeded())
+    with torch.no_grad():
+        model.layers[0].get_parameter("weight").fill_(1.0)
+        model.layers[1].get_parameter("weight").fill_(1.0 / 2000)
+    out = float(model(Features(torch.ones(1, 4)), [whole_graph_hop(GRAPH)] * 2, seeded()).detach())
+    # 2000 kept-or-not values of 16 or 0: standard error 4 * sqrt(3 / 2000) = 0.15
+    assert out == pytest.approx(4.0, abs=0.6)
+    assert out != 4.0
+
+
+def test_same_seed_same_weights() -> None:
+    one, same, other = (model_of("gat", seed=seed) for seed in (1, 1, 2))
+    pairs = zip(one.parameters(), same.parameters(), other.parameters(), strict=True)
+    for first, again, different in pairs:
+        assert torch.equal(first, again)
+        if first.dim() > 1:
+            assert not torch.equal(first, different)
+
+
+def test_shapes_that_cannot_be() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'sage'"):
+        build(ModelShape("sagee", 3, 2, 8, 2, 4, 0.0), seeded())
+    with pytest.raises(SettingsError, match="hidden=10 cannot be shared by heads=4"):
+        build(ModelShape("gat", 3, 2, 10, 2, 4, 0.0), seeded())
+
+
+def test_number_of_hops_must_be_that_of_layers() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        model_of("sage")(Features(GRAPH.x), [whole_graph_hop(GRAPH)])

@@ -1,0 +1,65 @@
+"""Small graphs and federations that many test files train on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmend.data.csbm import csbm
+from fedmend.data.masks import random_masks
+from fedmend.data.partition import Partition, split
+from fedmend.graph import Graph
+
+torch.set_num_threads(1)  # on graphs this small, a second thread costs ten times what it gives
+
+QUICK: dict[str, Any] = {"rounds": 3, "hidden": 8, "batch_size": 8, "fan_out": 2, "lr": 0.01}
+"""Settings with which a run on a tiny federation takes a few hundredths of a second."""
+
+
+def tiny_graph(nodes: int = 60, *, seed: int = 0, sparse: bool = False) -> Graph:
+    """Three classes, six features, mean degree four; every node has a role."""
+    graph = csbm(nodes=nodes, degree=4, classes=3, features=6, signal=2.0, seed=seed)
+    if sparse:
+        x = graph.x * (graph.x > 0.5)
+        graph = Graph(x.to_sparse_csr(), graph.edges, graph.y, label_names=graph.label_names)
+    return random_masks(graph, seed=seed)
+
+
+def tiny_partition(silos: int = 3, nodes: int = 60, *, seed: int = 0) -> Partition:
+    """A tiny graph cut at random, so that every silo has all roles."""
+    return split(tiny_graph(nodes, seed=seed), silos, "random", seed=seed)
+
+
+def reordered(partition: Partition) -> Partition:
+    """The same silos, listed the other way round."""
+    if partition.assignment is None:
+        raise ValueError("made for partitions that know their whole graph")
+    return Partition(
+        dict(reversed(list(partition.silos.items()))),
+        partition.how,
+        partition.seed,
+        partition.whole,
+        np.asarray(len(partition.silos) - 1 - partition.assignment),
+    )
+
+
+def plain_graph(nodes: int, edges: list[tuple[int, int]], *, features: int = 3) -> Graph:
+    """A graph with these edges and Gaussian features, for tests of layers and sampling."""
+    x = torch.randn(nodes, features, generator=torch.Generator().manual_seed(nodes))
+    return Graph(x, np.array(edges, dtype=np.int64).reshape(-1, 2).T)
+
+
+def same_weights(one: Mapping[str, Tensor] | None, other: Mapping[str, Tensor] | None) -> bool:
+    """Whether two models are the same to the bit."""
+    if one is None or other is None:
+        return one is other
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record without what may differ between two runs of the same: times, memory, the date."""
+    return {key: value for key, value in record.items() if key != "measured"}
