@@ -2,8 +2,7 @@
 
     import fedmend as fm
 
-    graph = fm.random_masks(fm.load("cora"))
-    silos = fm.split(graph, silos=5, how="louvain")
+    silos = fm.split(fm.load("cora"), silos=5, how="louvain")
     result = fm.train("fedsage", silos, rounds=50)
     print(result.accuracy, result.ledger.total("up"))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedmend import methods
 from fedmend.data.datasets import DATASETS, load
-from fedmend.data.masks import has_roles, random_masks, with_roles
+from fedmend.data.masks import with_roles
 from fedmend.data.partition import Partition, split
 from fedmend.engines.base import Watch
 from fedmend.errors import SettingsError, UnknownNameError
@@ -87,9 +87,7 @@ class Source:
                 return with_roles(read_silos(folder), ratio, seed)
         how, options = parse_choice(self.split)
         graph = self._graph(how, options)
-        if not has_roles(graph):
-            graph = random_masks(graph, ratio, seed)
-        return split(graph, self.silos, how, seed=seed, **options)
+        return split(graph, self.silos, how, seed=seed, ratio=ratio, **options)
 
     def _graph(self, how: str, options: dict[str, Any]) -> Graph:
         """The graph to cut; for a folder, the ownership column's name becomes its values."""

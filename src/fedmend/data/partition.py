@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedmend.data.masks import has_roles, random_masks
 from fedmend.data.partitioners import PARTITIONERS, owner_names, owners
 from fedmend.errors import DataError, GraphError, SettingsError, UnknownNameError
 from fedmend.graph import UNKNOWN_LABEL, Graph
@@ -219,7 +221,13 @@ def silo_names(silos: int) -> list[str]:
 
 
 def split(
-    graph: Graph, silos: int | None = None, how: str = "louvain", *, seed: int = 0, **options: Any
+    graph: Graph,
+    silos: int | None = None,
+    how: str = "louvain",
+    *,
+    seed: int = 0,
+    ratio: Sequence[float] = (0.6, 0.2, 0.2),
+    **options: Any,
 ) -> Partition:
     """Cut a graph into silos.
 
@@ -227,7 +235,9 @@ def split(
         graph: the whole graph.
         silos: how many; 5 if left out, or the number of owners for `how="column"`.
         how: a name from `PARTITIONERS`.
-        seed: the same seed gives the same silos.
+        seed: the same seed gives the same silos and roles.
+        ratio: shares of train, val and test nodes, drawn on the whole graph if no node has a role
+            yet, so that a node keeps its role in every silo and method.
         options: what the partitioner takes: `tolerance` (louvain, leiden), `alpha`
             (label-dirichlet), `column` (column).
     """
@@ -252,6 +262,8 @@ def split(
         raise SettingsError(
             f"silos: {silos} is more than the graph has nodes ({graph.num_nodes}); use fewer silos"
         )
+    if not has_roles(graph) and bool((graph.y != UNKNOWN_LABEL).any()):
+        graph = random_masks(graph, ratio, seed)
     assignment = partitioner.function(graph, silos, np.random.default_rng(seed), **options)
     names = owner_names(graph.num_nodes, **options) if by_owner else silo_names(silos)
     rows = rows_by_silo(assignment, silos)
