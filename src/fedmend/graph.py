@@ -74,22 +74,28 @@ def is_sparse(x: Tensor) -> bool:
     return x.layout == torch.sparse_csr
 
 
-def _entries(rowptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def row_entries(rowptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Where the entries of `rows` stand in a CSR matrix, row by row, and how many each row has."""
     start = rowptr[rows]
     count = rowptr[rows + 1] - start
     # Position of every wanted entry: its row's start, plus its place within the row.
     shift = torch.repeat_interleave(start - (torch.cumsum(count, 0) - count), count)
-    return torch.arange(len(shift)) + shift, count
+    return torch.arange(len(shift), device=shift.device) + shift, count
+
+
+def offsets(count: Tensor) -> Tensor:
+    """Row pointers of a CSR matrix whose rows have these numbers of entries."""
+    rowptr = torch.zeros(len(count) + 1, dtype=torch.int64, device=count.device)
+    torch.cumsum(count, 0, out=rowptr[1:])
+    return rowptr
 
 
 def select_rows(x: Tensor, rows: Tensor) -> Tensor:
     """Rows of a feature matrix, sparse or dense, as a matrix of the same kind."""
     if not is_sparse(x):
         return x[rows]
-    at, count = _entries(x.crow_indices(), rows)
-    rowptr = torch.zeros(len(rows) + 1, dtype=torch.int64)
-    torch.cumsum(count, 0, out=rowptr[1:])
+    at, count = row_entries(x.crow_indices(), rows)
+    rowptr = offsets(count)
     size = (len(rows), x.shape[1])
     return torch.sparse_csr_tensor(rowptr, x.col_indices()[at], x.values()[at], size=size)
 
@@ -349,7 +355,7 @@ class Graph:
         """The graph induced by `nodes` (indices, in this order), with ids, labels and roles."""
         place = torch.full((self.num_nodes,), -1, dtype=torch.int64)
         place[nodes] = torch.arange(len(nodes))
-        at, count = _entries(self.rowptr, nodes)
+        at, count = row_entries(self.rowptr, nodes)
         source = torch.repeat_interleave(torch.arange(len(nodes)), count)
         target = place[self.col[at]]
         keep = target > source  # each edge once; a neighbour outside has place -1

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmend.graph import Graph
+from fedmend.graph import Graph, offsets, row_entries
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,11 +90,8 @@ class Hop:
 
 def every_neighbour(graph: Graph, nodes: Tensor) -> Neighbours:
     """All neighbours of `nodes`."""
-    start = graph.rowptr[nodes]
-    count = graph.rowptr[nodes + 1] - start
-    rowptr = _offsets(count)
-    shift = torch.repeat_interleave(start - rowptr[:-1], count)
-    return Neighbours(rowptr, graph.col[torch.arange(len(shift)) + shift])
+    at, count = row_entries(graph.rowptr, nodes)
+    return Neighbours(offsets(count), graph.col[at])
 
 
 def sample_neighbours(
@@ -115,10 +112,10 @@ def sample_neighbours(
     if len(crowded):
         picks[crowded] = _floyd(uniform[crowded], degree[crowded])
     linked = degree > 0
-    offsets = np.zeros(len(which) + 1, dtype=np.int64)
-    np.cumsum(linked * fan_out, out=offsets[1:])
+    ends = np.zeros(len(which) + 1, dtype=np.int64)
+    np.cumsum(linked * fan_out, out=ends[1:])
     chosen = graph.col.numpy()[(start[:, None] + picks)[linked].reshape(-1)]
-    return Neighbours(torch.from_numpy(offsets), torch.from_numpy(chosen))
+    return Neighbours(torch.from_numpy(ends), torch.from_numpy(chosen))
 
 
 def _floyd(uniform: NDArray[np.float64], degree: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -135,12 +132,6 @@ def _floyd(uniform: NDArray[np.float64], degree: NDArray[np.int64]) -> NDArray[n
         taken = (picks[:, :i] == drawn[:, None]).any(axis=1)
         picks[:, i] = np.where(taken, top, drawn)
     return picks
-
-
-def _offsets(count: Tensor) -> Tensor:
-    rowptr = torch.zeros(len(count) + 1, dtype=torch.int64)
-    torch.cumsum(count, 0, out=rowptr[1:])
-    return rowptr
 
 
 Draw = Callable[[int, Tensor], Neighbours]
