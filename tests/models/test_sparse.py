@@ -15,7 +15,7 @@ from fedmend.data.sampling import Hop, sample_neighbours, whole_graph_hop
 from fedmend.graph import csr_tensor, is_sparse
 from fedmend.models.features import Features
 from fedmend.models.propagation import Rule, heard_through, operator, own_through
-from fedmend.models.sparse import SparseMatrix
+from fedmend.models.sparse import FEW_PRODUCTS, SparseMatrix
 
 
 def random_csr(rows: int, columns: int, density: float, seed: int) -> Tensor:
@@ -51,6 +51,19 @@ def test_product_and_gradient_are_the_dense_ones(
         torch.autograd.backward(expected, gradient)
     assert dense.grad is not None
     torch.testing.assert_close(dense.grad, same.grad)
+
+
+@pytest.mark.parametrize("reused", [False, True])
+@pytest.mark.parametrize("width", [1, 16])
+def test_large_products_and_gradients_too(width: int, reused: bool) -> None:
+    """Large and small products take different ways back."""
+    csr = random_csr(200, 300, 0.2, 1)
+    few = csr.values().numel() * width <= FEW_PRODUCTS
+    assert few == (width == 1)
+    dense = torch.randn(300, width, generator=seeded(0), requires_grad=True)
+    gradient = torch.randn(200, width, generator=seeded(1))
+    torch.autograd.backward(SparseMatrix(csr, reused=reused) @ dense, gradient)
+    torch.testing.assert_close(dense.grad, csr.to_dense().t() @ gradient, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("reused", [False, True])
