@@ -128,8 +128,9 @@ class EngineBase(Federation[S]):
             started = time.perf_counter()
             self._after_round(number, count, state)
         self._finished.append(phase)
-        # What follows the last round (a final validation, say) is counted apart from it.
-        self._phase, self._round = f"after {phase}", 0
+        # What follows the last round (a final validation, say) is counted apart from it; a silo
+        # that was lost for good by then is still lost, so the round stays.
+        self._phase, self._round = f"after {phase}", count
 
     def note(self, round: int, **metrics: float) -> None:
         rounds = self.history.setdefault(self._phase.removeprefix("after "), {})
@@ -161,7 +162,7 @@ class EngineBase(Federation[S]):
             answer = answers[name]
             if isinstance(answer, SiloLost):
                 replies[name] = answer
-                self.say(f"{name} was lost in round {self._round} of {self._phase}: {answer.why}")
+                self.say(f"{name} was lost {self._when()}: {answer.why}")
                 continue
             self._count(name, "up", answer)
             try:
@@ -170,6 +171,14 @@ class EngineBase(Federation[S]):
                 raise WireError(f"{name} sent something else than a reply: {error}") from error
         self.timings.add(self.timings.steps, step.__name__, started)
         return Replies(replies)
+
+    def _when(self) -> str:
+        """Where the run stands, in words."""
+        if self._phase.startswith("after "):
+            return self._phase
+        if not self._round:
+            return f"in {self._phase}"
+        return f"in round {self._round} of {self._phase}"
 
     def _count(self, silo: str, direction: Any, message: wire.Encoded) -> None:
         where = (self._phase, self._round, silo, direction, message.name)
@@ -187,7 +196,7 @@ class EngineBase(Federation[S]):
 
     def _first_round(self, phase: str, count: int, state: Any) -> int:
         saved = self._saved
-        if saved is None:
+        if saved is None or self._file is None:
             return 1
         if phase in saved.finished:
             return count + 1
@@ -198,9 +207,10 @@ class EngineBase(Federation[S]):
                 f"the checkpoint stands after round {saved.round} of {phase}, beyond the "
                 f"{count} rounds asked for; resume with at least rounds={saved.round}"
             )
-        saved.fill(state)
-        self._restore_silos(saved.silos)
-        self.ledger = Ledger.from_csv(saved.ledger)
+        with checkpoint.damaged(self._file):
+            saved.fill(state)
+            self._restore_silos(saved.silos)
+            self.ledger = Ledger.from_csv(saved.ledger)
         self.history = saved.history
         self.sentences = list(saved.sentences)
         self._finished = list(saved.finished)

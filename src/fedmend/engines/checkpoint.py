@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,8 +73,9 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint completely or not at all."""
     tensors, plain = checkpoint.server
     named = {f"server|{key}": value for key, value in tensors.items()}
-    for silo, state in checkpoint.silos.items():
-        named.update({f"silo|{silo}|{key}": value for key, value in state.items()})
+    # Silos by number, not by name: a name may contain anything.
+    for number, state in enumerate(checkpoint.silos.values()):
+        named.update({f"silo|{number}|{key}": value for key, value in state.items()})
     header = {
         "format": FORMAT,
         "fingerprint": checkpoint.fingerprint,
@@ -103,32 +106,48 @@ def read(path: Path, fingerprint: str) -> Checkpoint:
         raise FileFormatError(f"{path} is not a checkpoint of fedmend: {error}") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise FileFormatError(f"{path} is not a checkpoint of this version of fedmend")
-    if header["fingerprint"] != fingerprint:
+    if header.get("fingerprint") != fingerprint:
         raise SettingsError(
             f"{path} belongs to another run: method, settings, split and seed must be the same "
             "to resume; choose another --out to start anew"
         )
+    with damaged(path):
+        return _unpacked(header, metadata["ledger"], tensors)
+
+
+@contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    """Turn what a damaged checkpoint causes when it is taken apart into a FileFormatError."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, csv.Error) as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise FileFormatError(f"{path} is damaged ({why}); delete it to start anew") from error
+
+
+def _unpacked(header: dict[str, Any], ledger: str, tensors: Mapping[str, Tensor]) -> Checkpoint:
     server: dict[str, Tensor] = {}
-    silos: dict[str, dict[str, Tensor]] = {name: {} for name in header["silos"]}
+    names = [str(name) for name in header["silos"]]
+    silos: dict[str, dict[str, Tensor]] = {name: {} for name in names}
     for key, value in tensors.items():
         owner, _, rest = key.partition("|")
         if owner == "server":
             server[rest] = value
         else:
-            silo, _, name = rest.partition("|")
-            silos[silo][name] = value
+            number, _, name = rest.partition("|")
+            silos[names[int(number)]][name] = value
     history = {
-        phase: {int(number): metrics for number, metrics in rounds.items()}
+        phase: {int(number): dict(metrics) for number, metrics in rounds.items()}
         for phase, rounds in header["history"].items()
     }
     return Checkpoint(
-        fingerprint=fingerprint,
-        phase=header["phase"],
-        round=header["round"],
+        fingerprint=header["fingerprint"],
+        phase=str(header["phase"]),
+        round=int(header["round"]),
         finished=tuple(header["finished"]),
-        server=(server, header["server"]),
+        server=(server, dict(header["server"])),
         silos=silos,
-        ledger=metadata["ledger"],
+        ledger=ledger,
         history=history,
         sentences=tuple(header["sentences"]),
     )
