@@ -11,6 +11,7 @@ says what is.
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -63,11 +64,11 @@ def _checked(field: dataclasses.Field[Any], wanted: Any, value: Any) -> Any:
 
 def _read(name: str, wanted: Any, value: Any) -> Any:
     if isinstance(value, wanted) and not (isinstance(value, bool) and wanted is not bool):
-        if wanted is float and value != value:
-            raise SettingsError(f"{name} is not a number")
+        if wanted is float and not math.isfinite(value):
+            raise SettingsError(f"{name}={value} is not allowed: it must be a finite number")
         return value
     if wanted is float and type(value) is int:
-        return float(value)
+        return _read(name, float, str(value))  # a whole number may be too large for a float
     if isinstance(value, str):
         try:
             if wanted is bool:
@@ -103,7 +104,7 @@ def from_toml(path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also text that is not UTF-8
         raise SettingsError(f"{path} is not valid TOML: {error}") from error
     for key, value in values.items():
         if isinstance(value, dict | list):
@@ -116,7 +117,7 @@ def describe(cls: type[Any]) -> list[tuple[str, str, str]]:
     return [
         (
             field.name,
-            str(field.default).lower() if field.type is bool else str(field.default),
+            str(field.default).lower() if type(field.default) is bool else str(field.default),
             field.metadata.get("help", ""),
         )
         for field in dataclasses.fields(cls)
