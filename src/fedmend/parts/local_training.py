@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -18,7 +19,7 @@ from fedmend.data.sampling import (
     gathered_hops,
     whole_graph_hop,
 )
-from fedmend.errors import DataError, SettingsError
+from fedmend.errors import DataError, FederationError, SettingsError
 from fedmend.graph import Graph, select_rows
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.features import Features
@@ -35,6 +36,7 @@ class LocalTraining:
     def __init__(
         self, name: str, graph: Graph, shape: ModelShape, settings: TrainingSettings, seed: int
     ) -> None:
+        self.name = name
         self.graph = graph
         self.settings = settings
         self.device = _device(settings.device)
@@ -106,6 +108,10 @@ class LocalTraining:
                 loss = self._step(batch, adjust)
                 loss_sum += float(loss) * len(batch)
                 visited += len(batch)
+        if not math.isfinite(loss_sum):
+            raise FederationError(
+                f"{self.name}: training diverged, the loss is {loss_sum}; try a smaller lr"
+            )
         return loss_sum / visited
 
     def _epoch(self) -> Sequence[Tensor]:
