@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import platform
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -21,7 +22,7 @@ from fedmend.data.partition import Partition
 from fedmend.engines.base import Watch
 from fedmend.engines.inprocess import Fault, InProcess
 from fedmend.errors import DataError, SettingsError, UnknownNameError
-from fedmend.evaluation.evaluate import MODES, Scores, evaluate, model_with, predict
+from fedmend.evaluation.evaluate import Scores, check_mode, evaluate, model_with, predict
 from fedmend.federation import Schema
 from fedmend.graph import Graph
 from fedmend.methods import Method
@@ -173,9 +174,14 @@ def train(
         raise SettingsError("resume needs the folder of the run to go on with: give out=...")
     if checkpoint_every < 1:
         raise SettingsError(f"checkpoint_every={checkpoint_every} is not allowed: at least 1")
+    if workers < 0 or threads < 1:
+        raise SettingsError(
+            f"workers={workers}, threads={threads} is not allowed: workers from 0 (one per core), "
+            "threads from 1"
+        )
+    seed = operator.index(seed)  # numpy's whole numbers too
     mode = evaluation or ("global-graph" if silos.whole is not None else "own-subgraph")
-    if mode not in MODES:
-        raise UnknownNameError("evaluation mode", mode, MODES)
+    check_mode(mode, silos)
     graphs = _graphs(chosen, silos)
     any_graph = next(iter(graphs.values()))
     schema = Schema(any_graph.num_features, any_graph.label_names)
@@ -281,6 +287,12 @@ def _with_fixed(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _graphs(method: Method, silos: Partition) -> dict[str, Graph]:
+    for name in silos.silos:
+        if not records.is_file_name(name):
+            raise SettingsError(
+                f"a silo cannot be called {name!r}: its name becomes a file's, so at most 100 "
+                "characters, no / or \\, and no dot in front"
+            )
     if not method.pooled:
         return dict(silos.silos)
     if silos.whole is None:

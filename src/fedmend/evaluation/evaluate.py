@@ -42,9 +42,20 @@ class Scores:
 
 
 def model_with(shape: ModelShape, weights: Weights) -> Backbone:
-    """A model of this shape with these weights, ready to predict."""
-    model = build(shape, torch.Generator())
-    model.load_state_dict(dict(weights))
+    """A model of this shape with these weights, ready to predict.
+
+    The shape may come from a file: nothing of its size is made before the weights are known to fit.
+    """
+    if len(weights) < shape.layers:
+        raise DataError(f"{len(weights)} weights cannot be a model of {shape.layers} layers")
+    with torch.device("meta"):
+        model = build(shape, None)
+    try:
+        # Copies: whoever trains the model on must not change the run's own weights.
+        copies = {key: value.to(torch.float32, copy=True) for key, value in weights.items()}
+        model.load_state_dict(copies, assign=True)
+    except RuntimeError as error:
+        raise DataError(f"the weights do not fit the model: {error}".splitlines()[0]) from error
     return model.eval()
 
 
@@ -63,45 +74,48 @@ def evaluate(
     mode: str,
 ) -> Scores:
     """Test the shared model (`weights`) or, where there is none, the silos' own ones."""
-    if mode not in MODES:
-        raise UnknownNameError("evaluation mode", mode, MODES)
+    check_mode(mode, partition)
     shared = None if weights is None else model_with(shape, weights)
-    models = {name: shared or model_with(shape, own[name]) for name in partition.names}
-    if mode == "own-subgraph":
-        queries = {
-            name: (models[name], graph)
-            for name, graph in partition.silos.items()
-            if bool(graph.test_mask.any())
-        }
-    else:
-        if partition.whole is None:
-            raise DataError(
-                "global-graph evaluation needs the whole graph, which these silos do not come "
-                "with; use --evaluation own-subgraph"
-            )
-        whole = partition.whole
-        queries = (
-            {"shared": (shared, whole)}
-            if shared is not None
-            else {name: (model, whole) for name, model in models.items()}
-        )
-    by_silo = {name: _test(model, graph) for name, (model, graph) in queries.items()}
+    whole = partition.whole if mode == "global-graph" else None
+    if shared is not None and whole is not None:
+        return Scores(mode, **_test(shared, whole), test_nodes=_tests(whole), by_silo={})
+    # In the order of the names: float addition is not associative. A silo that was lost before
+    # it had a model of its own has nothing that could be tested.
+    graphs = {
+        name: graph if whole is None else whole
+        for name, graph in sorted(partition.silos.items())
+        if shared is not None or name in own
+    }
+    by_silo = {
+        name: _test(shared or model_with(shape, own[name]), graph)
+        for name, graph in graphs.items()
+        if _tests(graph)
+    }
     if not by_silo:
-        raise DataError("no silo has test nodes: give some nodes the role 'test'")
+        raise DataError("nothing can be tested: no silo with a model has test nodes")
     count = len(by_silo)
     return Scores(
         mode=mode,
         accuracy=sum(each["accuracy"] for each in by_silo.values()) / count,
         macro_f1=sum(each["macro_f1"] for each in by_silo.values()) / count,
-        test_nodes=sum(int(graph.test_mask.sum()) for graph in _tested(partition, mode)),
-        by_silo={} if "shared" in by_silo else by_silo,
+        test_nodes=_tests(whole) if whole is not None else sum(map(_tests, graphs.values())),
+        by_silo=by_silo,
     )
 
 
-def _tested(partition: Partition, mode: str) -> list[Graph]:
-    if mode == "global-graph" and partition.whole is not None:
-        return [partition.whole]
-    return list(partition.silos.values())
+def check_mode(mode: str, partition: Partition) -> None:
+    """Refuse a mode that nobody knows or that these silos cannot be evaluated in."""
+    if mode not in MODES:
+        raise UnknownNameError("evaluation mode", mode, MODES)
+    if mode == "global-graph" and partition.whole is None:
+        raise DataError(
+            "global-graph evaluation needs the whole graph, which these silos do not come "
+            "with; use --evaluation own-subgraph"
+        )
+
+
+def _tests(graph: Graph) -> int:
+    return int(graph.test_mask.sum())
 
 
 def _test(model: Backbone, graph: Graph) -> dict[str, float]:

@@ -38,7 +38,7 @@ class ModelShape:
 class Backbone(nn.Module):
     """Layers with ReLU and dropout between them; the last one gives a score per class."""
 
-    def __init__(self, shape: ModelShape, generator: torch.Generator) -> None:
+    def __init__(self, shape: ModelShape, generator: torch.Generator | None) -> None:
         super().__init__()
         self.shape = shape
         widths = [shape.num_features] + [shape.hidden] * (shape.layers - 1) + [shape.num_classes]
@@ -70,7 +70,7 @@ class Backbone(nn.Module):
 
 
 def _layer(
-    shape: ModelShape, inputs: int, outputs: int, last: bool, generator: torch.Generator
+    shape: ModelShape, inputs: int, outputs: int, last: bool, generator: torch.Generator | None
 ) -> nn.Module:
     match shape.backbone:
         case "sage":
@@ -85,8 +85,11 @@ def _layer(
             raise UnknownNameError("backbone", other, BACKBONES)
 
 
-def build(shape: ModelShape, generator: torch.Generator) -> Backbone:
-    """A model of this shape with fresh weights."""
+def build(shape: ModelShape, generator: torch.Generator | None) -> Backbone:
+    """A model of this shape with fresh weights, drawn from the generator.
+
+    None is for models that get other weights at once (on torch's meta device nothing is drawn).
+    """
     if shape.backbone not in BACKBONES:
         raise UnknownNameError("backbone", shape.backbone, BACKBONES)
     if shape.backbone == "gat" and shape.hidden % shape.heads:

@@ -17,7 +17,7 @@ from fedmend.models.features import Features
 from fedmend.models.propagation import heard_through, own_through
 
 
-def glorot(inputs: int, outputs: int, generator: torch.Generator) -> nn.Parameter:
+def glorot(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Parameter:
     """A weight matrix drawn uniformly within sqrt(6 / (inputs + outputs))."""
     bound = math.sqrt(6.0 / (inputs + outputs))
     drawn = torch.rand(inputs, outputs, generator=generator, dtype=torch.float32)
@@ -27,7 +27,7 @@ def glorot(inputs: int, outputs: int, generator: torch.Generator) -> nn.Paramete
 class SageLayer(nn.Module):
     """GraphSAGE with the mean aggregator: own row and mean of the neighbours (FedSage, Eq. 1)."""
 
-    def __init__(self, inputs: int, outputs: int, generator: torch.Generator) -> None:
+    def __init__(self, inputs: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()
         self.own = glorot(inputs, outputs, generator)
         self.neighbours = glorot(inputs, outputs, generator)
@@ -41,7 +41,7 @@ class SageLayer(nn.Module):
 class GcnLayer(nn.Module):
     """Graph convolution: the symmetrically normalised sum over the closed neighbourhood."""
 
-    def __init__(self, inputs: int, outputs: int, generator: torch.Generator) -> None:
+    def __init__(self, inputs: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()
         self.weight = glorot(inputs, outputs, generator)
         self.bias = nn.Parameter(torch.zeros(outputs))
@@ -54,7 +54,9 @@ class GcnLayer(nn.Module):
 class GatLayer(nn.Module):
     """Graph attention over the closed neighbourhood; the heads' outputs stand side by side."""
 
-    def __init__(self, inputs: int, outputs: int, heads: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, heads: int, generator: torch.Generator | None
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.weight = glorot(inputs, outputs, generator)
@@ -88,7 +90,7 @@ def _softmax_per_row(score: Tensor, row: Tensor, rows: int) -> Tensor:
 class DenseLayer(nn.Module):
     """A plain linear layer: hears nobody."""
 
-    def __init__(self, inputs: int, outputs: int, generator: torch.Generator) -> None:
+    def __init__(self, inputs: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()
         self.weight = glorot(inputs, outputs, generator)
         self.bias = nn.Parameter(torch.zeros(outputs))

@@ -25,9 +25,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedmend import __version__
-from fedmend.errors import FileFormatError
-from fedmend.files import make_folder, read_json, write_bytes, write_json
-from fedmend.models.backbones import ModelShape
+from fedmend.errors import FedmendError, FileFormatError
+from fedmend.files import make_folder, read_json, storage_errors, write_bytes, write_json
+from fedmend.models.backbones import BACKBONES, ModelShape
 from fedmend.privacy.ledger import Ledger
 
 FORMAT = "fedmend run 1"
@@ -58,6 +58,9 @@ def write_run(
 ) -> None:
     """Write a run's folder, the record last."""
     make_folder(folder)
+    with storage_errors(folder / RECORD):
+        # An older run's record must not stand beside the new weights if this is interrupted.
+        (folder / RECORD).unlink(missing_ok=True)
     if weights is not None:
         write_bytes(folder / WEIGHTS, _saved(weights))
     for silo, each in own.items():
@@ -105,16 +108,43 @@ def read_run(folder: Path) -> SavedRun:
     try:
         if record["format"] != FORMAT:
             raise FileFormatError(f"{path} was written by another version of fedmend")
-        shape = ModelShape(**record["model"])
+        shape = _shape(record["model"])
         own = tuple(map(str, record["silos_with_own_model"]))
         shared = bool(record["shared_model"])
-        list(record["label_names"])
-    except (KeyError, TypeError) as error:
+        labels, method = list(record["label_names"]), record["method"]
+    except (KeyError, TypeError, ValueError, FedmendError) as error:
         raise FileFormatError(f"{path} is not a run's record: {error}") from error
-    if any("/" in silo or silo.startswith(".") for silo in own):
+    if not all(map(is_file_name, own)):
         raise FileFormatError(f"{path} names a silo outside its folder")
+    if not all(isinstance(text, str) for text in [method, *labels]):
+        raise FileFormatError(f"{path} is not a run's record: names must be texts")
+    if len(labels) != shape.num_classes:
+        raise FileFormatError(
+            f"{path} names {len(labels)} classes, but its model has {shape.num_classes}"
+        )
     weights = _weights(folder / WEIGHTS) if shared else None
     return SavedRun(folder, record, shape, weights, own)
+
+
+def _shape(values: Mapping[str, Any]) -> ModelShape:
+    """A model's shape from a file, in which anything may stand."""
+    shape = ModelShape(**values)
+    for name, value in asdict(shape).items():
+        match name:
+            case "backbone":
+                fits = value in BACKBONES
+            case "dropout":
+                fits = type(value) in (int, float) and 0 <= value < 1
+            case _:
+                fits = type(value) is int and 1 <= value < 2**31
+        if not fits:
+            raise ValueError(f"{name} of the model cannot be {value!r}")
+    return shape
+
+
+def is_file_name(silo: str) -> bool:
+    """Whether a silo's name can be that of its weights' file, in this folder and no other."""
+    return 0 < len(silo) <= 100 and silo[0] != "." and not set(silo) & {"/", "\\", "\0"}
 
 
 def _weights(path: Path) -> dict[str, Tensor]:
