@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +52,8 @@ def test_silos_are_the_induced_subgraphs(
     partition = split(graph, silos, how, seed=seed)
     assignment = partition.assignment
     assert assignment is not None
+    assert partition.whole is not None
+    graph = partition.whole  # with roles, if it had none
     assert len(partition.silos) == silos
 
     all_edges = set(zip(*graph.edges.tolist(), strict=True))
@@ -88,6 +88,25 @@ def test_five_silos_by_louvain_unless_told_otherwise() -> None:
     assert partition.names == ("silo-0", "silo-1", "silo-2", "silo-3", "silo-4")
     assert (partition.how, partition.seed) == ("louvain", 0)
     assert repr(partition) == "Partition(5 silos, louvain, seed 0)"
+
+
+def test_roles_are_drawn_on_the_whole_graph_only_if_there_are_none() -> None:
+    graph = random_graph()
+    kept = split(graph, 3).whole
+    assert kept is not None
+    assert torch.equal(kept.train_mask, graph.train_mask)
+
+    nothing = torch.zeros(50, dtype=torch.bool)
+    bare = graph.with_masks(nothing, nothing, nothing)
+    drawn = split(bare, 3, ratio=(0.5, 0.3, 0.2))
+    roles = [
+        (silo.train_nodes, silo.val_nodes, silo.test_nodes) for silo in drawn.statistics().per_silo
+    ]
+    assert np.sum(roles, axis=0).tolist() == [25, 15, 10]
+    assert split(bare, 3, ratio=(0.5, 0.3, 0.2)).hash == drawn.hash
+
+    unlabelled = split(Graph(np.ones((5, 1)), [[0], [1]]), 2)
+    assert unlabelled.statistics().per_silo[0].train_nodes == 0
 
 
 def test_names_sort_in_order() -> None:
@@ -271,12 +290,3 @@ def test_split_refuses_settings_it_does_not_know() -> None:
         split(graph, how="column")
     with pytest.raises(UnknownNameError, match="unknown silo 'silo-9'"):
         split(graph, 2).rows("silo-9")
-
-
-def test_importing_loads_no_heavy_package() -> None:
-    code = (
-        "import sys, fedmend.data.partition; "
-        "print([name for name in ('igraph', 'pyarrow', 'pymetis') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
