@@ -1,0 +1,98 @@
+"""`python -m benchmarks [NAME ...]`: measure, keep the figures, write the page."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import report
+from benchmarks.common import Measured, Options, machine, save, say
+from fedmend.config import from_pairs
+from fedmend.errors import FedmendError
+
+NAMES = {
+    "accuracy": "FedSage, Local and Global beside the published figures",
+    "speed": "FedAvg's rounds beside a bare loop, OpenFGL and plain PyG",
+    "growth": "seconds and memory from 10 thousand to a million nodes",
+    "startup": "how quickly the command line answers",
+    "sampling": "the neighbour sampler beside a plain loop",
+}
+
+
+def parse(arguments: list[str]) -> tuple[list[str], Options]:
+    """The benchmarks to run, and how."""
+    listed = "\n".join(f"  {name:10} {text}" for name, text in NAMES.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=(
+            f"{listed}\n  {'report':10} only write docs/benchmarks.md again from what is kept\n\n"
+            "Without a name all are run. Full runs are kept in benchmarks/results and written to\n"
+            "docs/benchmarks.md; --quick and runs with other settings go to benchmarks/.cache."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="what to run")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--data-root", type=Path, help="folder with CiteSeer's and PubMed's files")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a method's setting"
+    )
+    parser.add_argument("--datasets", type=_words, help="only these (accuracy, speed)")
+    parser.add_argument("--methods", type=_words, help="these instead (accuracy)")
+    parser.add_argument("--silos", type=_numbers, help="these numbers of silos (accuracy)")
+    parser.add_argument("--seeds", type=int, help="how many seeds (accuracy)")
+    given = parser.parse_args(arguments)
+    wrong = [name for name in given.names if name not in (*NAMES, "report")]
+    if wrong:
+        parser.error(f"there is no benchmark {wrong[0]!r}; there are: {', '.join(NAMES)}, report")
+    if given.data_root is not None and not given.data_root.is_dir():
+        parser.error(f"--data-root {given.data_root} is not a folder")
+    options = Options(
+        quick=given.quick,
+        data_root=given.data_root,
+        settings=from_pairs(given.set),
+        datasets=given.datasets,
+        silos=given.silos,
+        methods=given.methods,
+        seeds=given.seeds,
+    )
+    return list(dict.fromkeys(given.names)) or list(NAMES), options
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in _words(text))
+
+
+def main(arguments: list[str]) -> None:
+    """Run the benchmarks one after the other; the page is written after each."""
+    names, options = parse(arguments)
+    aside = options.quick or options.exploring
+    for name in names:
+        if name != "report":
+            say(f"== {name}: {NAMES[name]}")
+            before = machine()
+            # Imported only now: a process that starts others should not hold what it measures.
+            module = importlib.import_module(f"benchmarks.{name}")
+            measure: Callable[[Options], Measured] = getattr(module, name)
+            found = measure(options)
+            save(options.results, name, f"python -m benchmarks {name}", before, found)
+        report.write(options.results, options.page, names if aside else None)
+    if aside:
+        print(options.page.read_text(encoding="utf-8"))
+    say(f"written: {options.page}")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except FedmendError as error:
+        sys.exit(f"benchmarks: {error}")
+    except KeyboardInterrupt:
+        sys.exit("benchmarks: stopped; finished cells are kept")

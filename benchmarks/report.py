@@ -1,0 +1,438 @@
+"""`docs/benchmarks.md`, written wholly from the kept results, the published figures and remarks.
+
+Remarks are written by hand in `benchmarks/remarks/NAME.md` and stand at the end of a section, so
+that writing the page again keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import HERE, Row
+from fedmend.files import read_json, write_bytes
+
+Result = dict[str, Any]
+
+INTRODUCTION = """\
+# Benchmarks
+
+<!-- Written by `python -m benchmarks report` from benchmarks/results, benchmarks/published.json and
+benchmarks/remarks. Change those, not this page. -->
+
+`make bench` measures everything on this page again (about an hour on two cores); `make bench
+ARGS="speed growth"` a part of it; `make bench ARGS=--quick` shows in two minutes that it works,
+without touching this page. CiteSeer and PubMed are needed for the full page: `--data-root DIR` or
+`FEDMEND_DATA` names the folder with their Planetoid files. Times are of the machine named in each
+section and are never tested; targets stand beside them.
+"""
+
+NAMES = {
+    "cora": "Cora",
+    "citeseer": "CiteSeer",
+    "pubmed": "PubMed",
+    "sage": "GraphSAGE",
+    "gcn": "GCN",
+    "fedsage": "FedSage",
+    "local": "Local",
+    "global": "Global",
+}
+PAPERS = {"fedsage": "FedSage paper", "feddep": "FedDEP paper"}
+
+
+def write(results: Path, page: Path, names: Sequence[str] | None = None) -> None:
+    """Write the page from whatever results there are, or only those of `names`."""
+    published = read_json(HERE / "published.json")
+    parts = [INTRODUCTION]
+    for name, (title, section) in SECTIONS.items():
+        file = results / f"{name}.json"
+        if not file.exists() or (names is not None and name not in names):
+            continue
+        result = read_json(file)
+        parts += [f"## {title}\n", *section(result, published), *_remarks(name), _origin(result)]
+    write_bytes(page, ("\n".join(parts).rstrip() + "\n").encode())
+
+
+def _remarks(name: str) -> list[str]:
+    file = HERE / "remarks" / f"{name}.md"
+    return [file.read_text(encoding="utf-8").strip() + "\n"] if file.exists() else []
+
+
+def _origin(result: Result) -> str:
+    machine, versions = result["machine"], result["versions"]
+    notes = "".join(f" {note}." for note in result["notes"])
+    used = ", ".join(f"{name} {number}" for name, number in versions.items())
+    return (
+        f"<sub>`{result['command']}`, {result['date']}, commit {result['commit']}; "
+        f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gb']:.0f} GB, "
+        f"load before {machine['load_before']}; {used}.{notes}</sub>\n"
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others are figures."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def _name(key: str) -> str:
+    return NAMES.get(key, key)
+
+
+def met(value: float, target: float) -> str:
+    """Whether a figure is at most its target."""
+    return "met" if value <= target else "**not met**"
+
+
+# Accuracy
+
+
+def verdict(row: Row, published: Row) -> str:
+    """Ours against a published figure: within its spread or our interval, or above or below."""
+    difference = row["mean"] - published["acc"]
+    if abs(difference) <= max(published["std"], row["interval"]):
+        return "within"
+    return "above" if difference > 0 else "below"
+
+
+def _accuracy(result: Result, published: Result) -> list[str]:
+    settings = result["settings"]
+    seeds = settings["seeds"]
+    first = next(iter(settings["methods"].values()))
+    parts = [
+        f"Louvain silos, {settings['ratio']} train/val/test drawn on the whole graph, accuracy of "
+        f"test nodes queried on the whole graph (`{settings['evaluation']}`), "
+        f"{len(seeds)} seed(s), each with its own roles and cut; the round is chosen on "
+        f"validation nodes of the silos' own graphs. Default settings: {first['rounds']} rounds of "
+        f"{first['local_epochs']} local epoch, batch {first['batch_size']}, fan-out "
+        f"{first['fan_out']}, two-layer GraphSAGE of {first['hidden']}, {first['optimizer']} "
+        f"{first['lr']:g}"
+        + (
+            f"; **other than the defaults: {_pairs(settings['overrides'])}**"
+            if settings["overrides"]
+            else ""
+        )
+        + ".\n\nOurs: mean ± standard deviation (half-width of the 95% interval). A published "
+        "figure: mean ± standard deviation, our difference to it, and whether that is *within* "
+        "the larger of the published deviation and our interval.\n"
+    ]
+    rows = result["rows"]
+    for dataset in dict.fromkeys(row["dataset"] for row in rows):
+        mine = [row for row in rows if row["dataset"] == dataset]
+        parts += [f"### {_name(dataset)}\n", _accuracy_table(mine, published["accuracy"])]
+    parts += ["### What the cut leaves out\n", _missing_table(rows, published["missing_share"])]
+    target = [row for row in rows if row["method"] == "fedsage"]
+    parts += ["### FedSage against the target\n", *_accuracy_target(target, published["accuracy"])]
+    return parts
+
+
+def _pairs(settings: Row) -> str:
+    return ", ".join(f"{key}={value}" for key, value in settings.items())
+
+
+def _accuracy_table(rows: Sequence[Row], papers: Result) -> str:
+    lines = []
+    for row in rows:
+        line = [
+            f"{_name(row['method'])}, M={row['silos']}",
+            f"{row['mean']:.4f} ± {row['std']:.4f} ({row['interval']:.4f})",
+        ]
+        for paper in PAPERS:
+            theirs = _published(papers, paper, row)
+            if theirs is None:
+                line += ["", ""]
+                continue
+            line.append(f"{theirs['acc']:.4f} ± {theirs['std']:.4f}")
+            line.append(f"{row['mean'] - theirs['acc']:+.4f} {verdict(row, theirs)}")
+        lines.append([*line, f"{row['macro_f1']:.4f}", f"{row['seconds']:.1f}"])
+    head = ["", "ours"]
+    for name in PAPERS.values():
+        head += [name, "difference"]
+    return table([*head, "macro-F1", "s/run"], lines)
+
+
+def _published(papers: Result, paper: str, row: Row) -> Row | None:
+    cells = papers[paper].get(row["dataset"], {}).get(str(row["silos"]), {})
+    found: Row | None = cells.get(row["method"])
+    return found
+
+
+def _missing_table(rows: Sequence[Row], published: Result) -> str:
+    lines = []
+    for row in rows:
+        if row["method"] == "fedsage" and row["missing_share"] is not None:
+            theirs = published.get(row["dataset"], {}).get(str(row["silos"]))
+            lines.append(
+                [
+                    f"{_name(row['dataset'])}, M={row['silos']}",
+                    f"{row['missing_share']:.4f}",
+                    "" if theirs is None else f"{theirs:.4f}",
+                ]
+            )
+    return table(["share of links missing", "ours", "FedDEP's table"], lines)
+
+
+def _accuracy_target(rows: Sequence[Row], papers: Result) -> list[str]:
+    """Met: within one paper's spread, or above both papers' figures."""
+    lines = []
+    for row in rows:
+        known = [theirs for paper in PAPERS if (theirs := _published(papers, paper, row))]
+        if not known:
+            continue
+        verdicts = [verdict(row, theirs) for theirs in known]
+        good = "within" in verdicts or all(each == "above" for each in verdicts)
+        lines.append(
+            [
+                f"{_name(row['dataset'])}, M={row['silos']}",
+                f"{row['mean']:.4f}",
+                " / ".join(f"{theirs['acc']:.4f}" for theirs in known),
+                " / ".join(verdicts),
+                "met" if good else "**not met**",
+            ]
+        )
+    words = "Target: within the published spread of either paper (or above both).\n"
+    return [words, table(["", "ours", "published", "", "target"], lines)]
+
+
+# Speed
+
+
+def _speed(result: Result, published: Result) -> list[str]:
+    settings = result["settings"]
+    targets = settings["targets"]
+    full = [row for row in result["rows"] if row["kind"] == "full batch"]
+    memory = published["openfgl"]["memory_mb"]
+    setup = settings["full_batch"]
+    return [
+        f"FedAvg with {settings['silos']} Louvain silos, one torch thread; medians of "
+        f"{settings['repeats']} turns of {settings['rounds']} rounds, by turns in one process; "
+        "ratios are medians of each turn's ratio. A round of fedmend is everything it does: "
+        "messages to bytes and back, the ledger, validation of the received weights, averaging.\n",
+        "### Full batch, beside a bare loop and OpenFGL\n",
+        f"{setup['local_epochs']} local epochs a round, hidden {setup['hidden']}, milliseconds per "
+        "round. The *bare loop* is hand-written FedAvg on CSR products without messages, counting "
+        "or validation: this machine's limit today. OpenFGL's figures were measured earlier on "
+        f"another machine of the same kind; it took {memory[0]}-{memory[1]} MB.\n",
+        table(
+            ["", "bare loop", "fedmend", "x bare", "two workers", "OpenFGL", "target", ""],
+            [
+                [
+                    _where(row),
+                    _ms(row["bare_seconds"]),
+                    _ms(row["one_worker_seconds"]),
+                    f"{row['of_bare']:.2f}",
+                    _ms(row["two_workers_seconds"]),
+                    _ms(row["openfgl_seconds"]),
+                    *_fifth(row, targets["of_openfgl"]),
+                ]
+                for row in full
+            ],
+        ),
+        "The target is a fifth of OpenFGL's time, for the better of one and two workers.\n",
+        "### Beside plain centralised PyG training\n",
+        "The same number of node visits (every training node once per local epoch), milliseconds "
+        "per round; PyG trains only, without validation. Full batch as above; mini-batch: batch "
+        f"{settings['mini_batch']['batch_size']}, fan-out {settings['mini_batch']['fan_out']}, "
+        f"hidden {settings['mini_batch']['hidden']}, PyG's layers on blocks drawn by fedmend's "
+        "sampler (NeighborLoader needs compiled extras).\n",
+        table(
+            ["", "visits", "PyG", "fedmend", "x PyG", "target", ""],
+            [
+                [
+                    f"{_where(row)}, {row['kind']}",
+                    f"{row['node_visits_per_round']:,}",
+                    _ms(row["pyg_seconds"]),
+                    _ms(row["one_worker_seconds"]),
+                    f"{row['of_pyg']:.2f}",
+                    f"≤ {targets['of_pyg']}",
+                    met(row["of_pyg"], targets["of_pyg"]),
+                ]
+                for row in result["rows"]
+            ],
+        ),
+        "### Memory\n",
+        "Peak of a process that loads, cuts and runs FedAvg, full batch, two workers.\n",
+        table(
+            ["", "MB", "target", ""],
+            [
+                [
+                    _where(row),
+                    f"{row['memory_mb']:.0f}",
+                    f"< {targets['memory_mb']:.0f}",
+                    met(row["memory_mb"], targets["memory_mb"]),
+                ]
+                for row in full
+            ],
+        ),
+    ]
+
+
+def _where(row: Row) -> str:
+    return f"{_name(row['dataset'])}, {_name(row['backbone'])}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1000 * seconds:.1f}"
+
+
+def _fifth(row: Row, share: float) -> list[str]:
+    if row["openfgl_seconds"] is None:
+        return ["", ""]
+    target = share * row["openfgl_seconds"]
+    best = min(row["one_worker_seconds"], row["two_workers_seconds"])
+    return [f"≤ {1000 * target:.0f}", met(best, target)]
+
+
+# Growth
+
+
+def _growth(result: Result, _: Result) -> list[str]:
+    settings = result["settings"]
+    targets = settings["targets"]
+    parts = [
+        f"Contextual block models of mean degree {settings['degree']} with {settings['features']} "
+        f"features, cut at random into {settings['silos']} silos; FedSage, {settings['rounds']} "
+        "rounds, one worker per core; each line is a process of its own. A random cut into ten "
+        "leaves a tenth of the edges inside silos; generating, cutting and testing see all.\n"
+    ]
+    for mode in dict.fromkeys(row["mode"] for row in result["rows"]):
+        rows = [row for row in result["rows"] if row["mode"] == mode]
+        parts += [f"### {mode.capitalize()}\n", _growth_table(rows), _per_million(rows)]
+    largest = [row for row in result["rows"] if row["nodes"] == targets["at"]]
+    if largest:
+        parts += ["### Against the targets\n", _growth_targets(largest, targets)]
+    return parts
+
+
+def _growth_table(rows: Sequence[Row]) -> str:
+    return table(
+        [
+            "nodes",
+            "edges",
+            "in silos",
+            "generate s",
+            "cut s",
+            "set up s",
+            "round s",
+            "test s",
+            "peak MB",
+            "generate MB",
+        ],
+        [
+            [
+                f"{row['nodes']:,}",
+                f"{row['edges']:,}",
+                f"{row['edges_in_silos']:,}",
+                f"{row['generate_seconds']:.2f}",
+                f"{row['cut_seconds']:.2f}",
+                f"{row['set_up_seconds']:.2f}",
+                f"{row['round_seconds']:.2f}",
+                f"{row['evaluation_seconds']:.2f}",
+                f"{row['peak_mb']:.0f}",
+                f"{row['generate_mb']:.0f}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _per_million(rows: Sequence[Row]) -> str:
+    """Constant figures down a column mean linear growth."""
+    keys = ("generate_seconds", "cut_seconds", "round_seconds", "evaluation_seconds")
+    return "Per million edges of the whole graph (a constant column is linear growth):\n\n" + table(
+        ["nodes", "generate s", "cut s", "round s", "test s", "MB above the imports"],
+        [
+            [
+                f"{row['nodes']:,}",
+                *(f"{1e6 * row[key] / row['edges']:.2f}" for key in keys),
+                f"{1e6 * (row['peak_mb'] - row['import_mb']) / row['edges']:.0f}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _growth_targets(rows: Sequence[Row], targets: Row) -> str:
+    size = f"{targets['at']:,} nodes"
+    checks = []
+    for row in rows:
+        checks += [
+            (
+                f"{size}, {row['mode']}: a round",
+                row["round_seconds"],
+                targets["round"]["seconds"],
+                "s",
+            ),
+            (f"{size}, {row['mode']}: peak", row["peak_mb"], targets["round"]["memory_mb"], "MB"),
+        ]
+    slowest = max(row["generate_seconds"] for row in rows)
+    checks += [
+        (f"{size}: generating", slowest, targets["csbm"]["seconds"], "s"),
+        (
+            f"{size}: peak while generating",
+            max(row["generate_mb"] for row in rows),
+            targets["csbm"]["memory_mb"],
+            "MB",
+        ),
+    ]
+    return table(
+        ["", "measured", "target", ""],
+        [
+            [what, f"{value:,.1f} {unit}", f"< {target:,.0f} {unit}", met(value, target)]
+            for what, value, target, unit in checks
+        ],
+    )
+
+
+# Start-up and sampling
+
+
+def _startup(result: Result, _: Result) -> list[str]:
+    return [
+        f"Wall time of a new process, median of {result['settings']['repeats']}.\n",
+        table(
+            ["", "seconds", "slowest", "target", ""],
+            [
+                [
+                    f"`{row['what']}`",
+                    f"{row['seconds']:.3f}",
+                    f"{row['slowest']:.3f}",
+                    "" if row["target"] is None else f"< {row['target']}",
+                    "" if row["target"] is None else met(row["seconds"], row["target"]),
+                ]
+                for row in result["rows"]
+            ],
+        ),
+    ]
+
+
+def _sampling(result: Result, _: Result) -> list[str]:
+    settings = result["settings"]
+    return [
+        f"Drawing {settings['fan_out']} neighbours per node of a graph with {settings['nodes']:,} "
+        f"nodes of mean degree {settings['degree']}, one thread; the plain loop calls Python's "
+        "`random.sample` and `random.choices` node by node, on neighbour lists made beforehand.\n",
+        table(
+            ["nodes drawn for", "fedmend, µs/node", "plain loop, µs/node", "ratio"],
+            [
+                [
+                    f"{row['nodes']:,}",
+                    f"{row['fedmend_us']:.2f}",
+                    f"{row['loop_us']:.2f}",
+                    f"{row['ratio']:.1f}",
+                ]
+                for row in result["rows"]
+            ],
+        ),
+    ]
+
+
+Section = Callable[[Result, Result], list[str]]
+SECTIONS: dict[str, tuple[str, Section]] = {
+    "accuracy": ("Accuracy", _accuracy),
+    "speed": ("Speed", _speed),
+    "growth": ("Growth", _growth),
+    "startup": ("Start-up", _startup),
+    "sampling": ("Neighbour sampling", _sampling),
+}
