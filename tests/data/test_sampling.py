@@ -13,6 +13,7 @@ import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiny import plain_graph, tiny_graph
 from torch import Tensor
 
 from fedmend.data.sampling import (
@@ -30,7 +31,6 @@ from fedmend.data.sampling import (
 from fedmend.graph import Graph, select_rows
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.features import Features
-from tiny import plain_graph, tiny_graph
 
 int64 = torch.int64
 

@@ -24,7 +24,7 @@ from fedmend.engines.wire import decode, encode
 from fedmend.errors import WireError
 from fedmend.federation import MESSAGES, Nothing, field_rules, message
 from fedmend.privacy.ledger import Kind
-from tiny import plain_graph
+from tests.tiny import plain_graph
 
 for _found in pkgutil.iter_modules(fedmend.methods.__path__):
     importlib.import_module(f"fedmend.methods.{_found.name}")  # registers its messages

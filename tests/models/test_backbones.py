@@ -9,7 +9,7 @@ from fedmend.data.sampling import whole_graph_hop
 from fedmend.errors import SettingsError, UnknownNameError
 from fedmend.models.backbones import BACKBONES, Backbone, ModelShape, build
 from fedmend.models.features import Features
-from tiny import tiny_graph
+from tests.tiny import tiny_graph
 
 GRAPH = tiny_graph(30)
 

@@ -19,7 +19,7 @@ from fedmend.data.sampling import whole_graph_hop
 from fedmend.graph import Graph
 from fedmend.models.features import Features
 from fedmend.models.layers import DenseLayer, GatLayer, GcnLayer, SageLayer
-from tiny import plain_graph
+from tests.tiny import plain_graph
 
 INPUTS, OUTPUTS, HEADS = 12, 8, 4
 
