@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
     from fedmend.engines.base import Moment, Watch
 
+
+class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
+    """The user stopped the command; says how to go on. (Typer swallows a KeyboardInterrupt.)"""
+
+
 DatasetOption = Annotated[
     str,
     typer.Option(
@@ -182,22 +187,25 @@ class Display:
 
 
 @contextmanager
-def stopping_gently(display: Display) -> Iterator[None]:
+def stopping_gently(display: Display, folder: Path) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) ends the run after its round, saved; the second at once."""
+    from fedmend.engines.base import Interrupted
+
+    go_on = f"go on with the same command and --out {folder} --resume"
 
     def on_signal(*_: int | FrameType | None) -> None:
         if display.stop():
             display.say("stopping after this round; once more to stop at once")
         else:
-            raise KeyboardInterrupt(
-                "stopped; the last checkpoint is kept, go on with --resume and the same --out"
-            )
+            raise Stopped(f"stopped; the last checkpoint is kept, {go_on}")
 
     before = {
         number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
         yield
+    except Interrupted as stop:
+        raise Stopped(f"stopped and saved; {go_on}") from stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

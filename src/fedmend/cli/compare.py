@@ -36,7 +36,6 @@ def compare(
 ) -> None:
     """Train several methods on the same silos and show them side by side."""
     from fedmend import experiments
-    from fedmend.engines.base import Interrupted
     from fedmend.reports import tables
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
@@ -47,16 +46,9 @@ def compare(
         source, chosen, settings, evaluation, resume, workers, threads, checkpoint_every
     )
     folder = out or common.default_out("compare", dataset)
-    try:
-        with (
-            common.Display(seeds * len(names)) as display,
-            common.stopping_gently(display),
-        ):
-            found = experiments.compare(names, plan, folder, display.watch)
-    except Interrupted as stop:
-        raise KeyboardInterrupt(
-            f"stopped and saved; go on with the same command and --out {folder} --resume"
-        ) from stop
+    runs = seeds * len(names)
+    with common.Display(runs) as display, common.stopping_gently(display, folder):
+        found = experiments.compare(names, plan, folder, display.watch)
     if json:
         summaries = [experiments.summarise_runs(runs).as_dict() for runs in found.values()]
         common.print_json({"folder": str(folder), "methods": summaries, "runs": found})

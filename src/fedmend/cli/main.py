@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from fedmend.cli import check, compare, demo, listing, partition, predict, run
+from fedmend.cli import check, common, compare, demo, listing, partition, predict, run
 from fedmend.errors import FedmendError
 
 app = typer.Typer(
@@ -47,9 +47,8 @@ def main() -> None:
         app()
     except FedmendError as error:
         _fail(" ".join(str(error).split()))
-    except KeyboardInterrupt as stop:
-        hint = str(stop) or "stopped"
-        typer.echo(f"fedmend: {hint}", err=True)
+    except common.Stopped as stop:
+        typer.echo(f"fedmend: {stop}", err=True)
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)

@@ -33,7 +33,6 @@ def run(
     json: common.JsonOption = False,
 ) -> None:
     """Train a method on a federation and test it."""
-    from fedmend.engines.base import Interrupted
     from fedmend.experiments import (
         Plan,
         Source,
@@ -52,13 +51,8 @@ def run(
     plan = Plan(source, chosen, settings, evaluation, resume, workers, threads, checkpoint_every)
     folder = out or common.default_out(method, dataset)
     folders = seed_folders(folder, chosen, resume)
-    try:
-        with common.Display(seeds) as display, common.stopping_gently(display):
-            runs = run_seeds(method, plan, folders, display.watch)
-    except Interrupted as stop:
-        raise KeyboardInterrupt(
-            f"stopped and saved; go on with the same command and --out {folder} --resume"
-        ) from stop
+    with common.Display(seeds) as display, common.stopping_gently(display, folder):
+        runs = run_seeds(method, plan, folders, display.watch)
     if seeds > 1:
         write_summary(folder, {method: runs})
     if json:

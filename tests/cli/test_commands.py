@@ -1,0 +1,192 @@
+"""Each command once, as a new user would type it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from fedmend.methods import METHODS
+from tests.cli.conftest import Command
+
+QUICK = ("--rounds", "2", "--silos", "3")
+
+
+def test_help_lists_every_command(fedmend: Command) -> None:
+    done = fedmend("--help")
+    assert done.returncode == 0
+    for name in ("run", "compare", "predict", "partition", "check", "methods", "datasets"):
+        assert name in done.stdout
+
+
+def test_help_imports_no_torch(process: Command) -> None:
+    done = process("--help", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert "fedmend.cli.main" in done.stderr
+    for heavy in ("torch", "numpy", "scipy", "igraph", "pyarrow"):
+        assert f" {heavy}\n" not in done.stderr, heavy
+
+
+def test_version(fedmend: Command) -> None:
+    assert fedmend("--version").stdout.startswith("fedmend 0.")
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("methods", list(METHODS)),
+        ("datasets", ["cora", "pubmed", "msacademic", "csbm"]),
+        ("splits", ["louvain", "label-dirichlet", "metis"]),
+    ],
+)
+def test_lists_have_one_line_each(fedmend: Command, command: str, names: list[str]) -> None:
+    done = fedmend(command)
+    assert done.returncode == 0
+    first_words = [line.split()[0] for line in done.stdout.splitlines() if line[:1].strip()]
+    for name in names:
+        assert name in first_words
+
+
+def test_settings_of_a_method(fedmend: Command) -> None:
+    done = fedmend("methods", "fedprox")
+    assert "mu=0.01" in done.stdout
+    assert "one shared by all silos" in done.stdout
+    assert "backbone=sage (fixed)" in fedmend("methods", "fedsage").stdout
+
+
+def test_run_ends_with_a_table_and_leaves_a_folder(process: Command, tmp_path: Path) -> None:
+    done = process("run", "fedavg", *QUICK, "--out", "result", "--set", "hidden=16")
+    assert done.returncode == 0, done.stderr
+    assert "What left each silo" in done.stdout
+    assert "weights" in done.stdout
+    assert done.stderr == ""  # not a terminal: no progress
+    record = json.loads((tmp_path / "result" / "record.json").read_text())
+    assert record["settings"]["hidden"] == 16
+    assert record["settings"]["rounds"] == 2
+    assert f"{record['result']['accuracy']:.4f}" in done.stdout
+    assert (tmp_path / "result" / "weights.safetensors").exists()
+    assert (tmp_path / "result" / "ledger.csv").exists()
+
+
+def test_run_json_is_one_object_and_nothing_else(fedmend: Command) -> None:
+    done = fedmend("run", "fedsage", *QUICK, "--seeds", "2", "--out", "r", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["accuracy"]["count"] == 2
+    assert [run["seed"] for run in found["runs"]] == [0, 1]
+    assert found["runs"][0]["split"]["hash"] != found["runs"][1]["split"]["hash"]
+
+
+def test_default_folder_is_under_runs(fedmend: Command, tmp_path: Path) -> None:
+    assert fedmend("run", "local", *QUICK).returncode == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("local-cora-")
+
+
+def test_split_seed_fixes_the_split(fedmend: Command) -> None:
+    options = ("--seeds", "2", "--split-seed", "7", "--split", "random", "--json")
+    found = json.loads(fedmend("run", "fedavg", *QUICK, *options).stdout)
+    first, second = found["runs"]
+    assert first["split"]["hash"] == second["split"]["hash"]
+    assert first["rounds"] != second["rounds"]
+
+
+def test_settings_from_a_file_and_its_override(fedmend: Command, tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text('hidden = 8\nbackbone = "gcn"\nrounds = 1\n')
+    options = ("--config", "s.toml", "--set", "hidden=12", "--silos", "2", "--json")
+    found = json.loads(fedmend("run", "fedavg", *options).stdout)
+    settings = found["runs"][0]["settings"]
+    assert (settings["hidden"], settings["backbone"], settings["rounds"]) == (12, "gcn", 1)
+
+
+def test_compare_pairs_methods_on_shared_splits(fedmend: Command, tmp_path: Path) -> None:
+    options = ("--methods", "fedavg,fedprox,global", "--seeds", "2", "--set", "mu=0")
+    done = fedmend("compare", *options, *QUICK, "--out", "c", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    runs = found["runs"]
+    for seed in (0, 1):
+        assert len({runs[name][seed]["split"]["hash"] for name in runs}) == 1
+    # FedProx at mu=0 is FedAvg, through the whole command.
+    assert runs["fedprox"][1]["result"] == runs["fedavg"][1]["result"]
+    again = fedmend("compare", *options, *QUICK, "--out", "c", "--resume")
+    assert again.returncode == 0, again.stderr
+    assert "against fedavg" in again.stdout
+    assert "all raw data" in again.stdout
+    assert (tmp_path / "c" / "summary.json").exists()
+
+
+def test_a_finished_run_is_not_overwritten(fedmend: Command) -> None:
+    assert fedmend("run", "fedavg", *QUICK, "--out", "same").returncode == 0
+    done = fedmend("run", "fedavg", *QUICK, "--out", "same")
+    assert done.returncode == 2
+    assert "already holds a run" in done.stderr
+
+
+def test_more_rounds_of_the_same_run(fedmend: Command, tmp_path: Path) -> None:
+    """A checkpoint of fewer rounds goes on to what the longer run gives at once."""
+    options = ("--silos", "3", "--checkpoint-every", "1", "--json")
+    whole = fedmend("run", "fedavg", "--rounds", "4", *options, "--out", "whole")
+    assert fedmend("run", "fedavg", "--rounds", "2", *options, "--out", "part").returncode == 0
+    (tmp_path / "part" / "record.json").unlink()
+    more = fedmend("run", "fedavg", "--rounds", "4", *options, "--out", "part", "--resume")
+    assert more.returncode == 0, more.stderr
+    first, second = (json.loads(done.stdout)["runs"][0]["result"] for done in (whole, more))
+    assert first == second
+
+
+def test_partition_check_run_predict(fedmend: Command, tmp_path: Path) -> None:
+    done = fedmend("partition", "cora", "silos", "--silos", "3", "--split", "random")
+    assert done.returncode == 0, done.stderr
+    assert "ΔE/|E|" in done.stdout
+    checked = fedmend("check", "silos/silo-0")
+    assert checked.returncode == 0, checked.stderr
+    assert "903 nodes" in checked.stdout or "902 nodes" in checked.stdout
+    assert json.loads(fedmend("check", "silos/silo-0", "--json").stdout)["nodes"] in (902, 903)
+    run = fedmend("run", "fedsage", "--dataset", "silos", "--rounds", "2", "--out", "run")
+    assert run.returncode == 0, run.stderr
+    csv_done = fedmend("predict", "run", "--graph", "silos/silo-1", "--out", "p.csv")
+    assert csv_done.returncode == 0, csv_done.stderr
+    with (tmp_path / "p.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) in (902, 903)
+    probabilities = [float(v) for k, v in rows[0].items() if k.startswith("probability_")]
+    assert sum(probabilities) == pytest.approx(1.0, abs=1e-5)
+    parquet = fedmend("predict", "run", "--graph", "silos/silo-1", "--out", "p.parquet")
+    assert parquet.returncode == 0, parquet.stderr
+    table = pq.read_table(tmp_path / "p.parquet").to_pydict()
+    assert table["label"] == [row["label"] for row in rows]
+
+
+def test_partition_by_an_ownership_column(fedmend: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "graph"
+    folder.mkdir()
+    lines = ["id,label,hospital,a,b"]
+    lines += [
+        f"n{i},{'x' if i % 3 else 'y'},{'north' if i < 20 else 'south'},{i},1" for i in range(40)
+    ]
+    (folder / "nodes.csv").write_text("\n".join(lines) + "\n")
+    (folder / "edges.csv").write_text("src,dst\n" + "\n".join(f"n{i},n{i + 1}" for i in range(39)))
+    done = fedmend("partition", "graph", "out", "--split", "column", "--column", "hospital")
+    assert done.returncode == 0, done.stderr
+    assert {"north", "south"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert "ΔE=1" in done.stdout
+    run = fedmend("run", "fedavg", "--dataset", "out", "--rounds", "2", "--json")
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["runs"][0]["model"]["num_features"] == 2
+
+
+def test_predict_uses_the_named_silos_model(fedmend: Command) -> None:
+    assert fedmend("partition", "cora", "silos", "--silos", "2").returncode == 0
+    run = fedmend("run", "local", "--dataset", "silos", "--rounds", "2", "--out", "run")
+    assert run.returncode == 0, run.stderr
+    which = ("predict", "run", "--graph", "silos/silo-1", "--json")
+    missing = fedmend(*which)
+    assert missing.returncode == 2
+    assert "--silo NAME" in missing.stderr
+    found = json.loads(fedmend(*which, "--silo", "silo-0").stdout)
+    assert found["silo"] == "silo-0"
+    own = json.loads(fedmend(*which, "--silo", "silo-1").stdout)
+    assert own["accuracy"] > found["accuracy"]
