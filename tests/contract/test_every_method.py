@@ -1,0 +1,397 @@
+"""What every method must keep: it is in the registry, so it is tested here, without exception."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmend.config import describe
+from fedmend.data.partition import Partition
+from fedmend.engines import wire
+from fedmend.engines.base import Interrupted, Moment, Watch
+from fedmend.engines.inprocess import Fault
+from fedmend.errors import DataError, SettingsError, TooFewSilosError, UnknownNameError
+from fedmend.federation import MESSAGES, field_rules
+from fedmend.graph import Graph
+from fedmend.methods import METHODS, find
+from fedmend.methods.fedper import FedPerSettings, is_shared
+from fedmend.reports.record import read_run
+from fedmend.run import Result, choose_model, predict_with, train
+from tests.tiny import QUICK, comparable, reordered, same_weights, tiny_graph, tiny_partition
+
+PARTITION = tiny_partition()
+SETTINGS: dict[str, Any] = {**QUICK, "dropout": 0.2}
+every_method = pytest.mark.parametrize("method", METHODS)
+federated = pytest.mark.parametrize("method", [n for n, m in METHODS.items() if not m.pooled])
+
+
+@cache
+def plain_run(method: str) -> Result:
+    return train(method, PARTITION, **SETTINGS)
+
+
+def same_result(one: Result, other: Result) -> None:
+    assert same_weights(one.weights, other.weights)
+    assert one.own.keys() == other.own.keys()
+    assert all(same_weights(one.own[name], other.own[name]) for name in one.own)
+    assert one.history == other.history
+    assert one.ledger.to_csv() == other.ledger.to_csv()
+    assert one.scores == other.scores
+
+
+@every_method
+def test_same_seed_same_record(method: str) -> None:
+    again = train(method, PARTITION, **SETTINGS)
+    same_result(again, plain_run(method))
+    assert comparable(again.record) == comparable(plain_run(method).record)
+
+
+@every_method
+def test_another_seed_another_result(method: str) -> None:
+    other = train(method, PARTITION, seed=1, **SETTINGS)
+    assert other.history != plain_run(method).history
+
+
+@every_method
+def test_order_of_silos_does_not_matter(method: str) -> None:
+    same_result(train(method, reordered(PARTITION), **SETTINGS), plain_run(method))
+
+
+@every_method
+def test_global_random_state_is_neither_used_nor_changed(method: str) -> None:
+    torch.manual_seed(123)
+    np.random.seed(123)
+    before, numpy_before = torch.get_rng_state(), repr(np.random.get_state())
+    same_result(train(method, PARTITION, **SETTINGS), plain_run(method))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert repr(np.random.get_state()) == numpy_before
+
+
+@every_method
+def test_one_silo(method: str) -> None:
+    result = train(method, tiny_partition(1), **SETTINGS)
+    assert 0.0 <= result.accuracy <= 1.0
+    assert 0.0 <= result.macro_f1 <= 1.0
+
+
+@every_method
+def test_silos_that_do_not_come_with_a_whole_graph(method: str) -> None:
+    alone = Partition(PARTITION.silos, "by hand", None)
+    if METHODS[method].pooled:
+        with pytest.raises(DataError, match="needs the whole graph"):
+            train(method, alone, **SETTINGS)
+        return
+    result = train(method, alone, **SETTINGS)
+    assert result.scores is not None
+    assert result.scores.mode == "own-subgraph"
+    with pytest.raises(DataError, match="needs the whole graph"):
+        train(method, alone, evaluation="global-graph", **SETTINGS)
+
+
+@every_method
+def test_history_has_every_round(method: str) -> None:
+    history = plain_run(method).history
+    assert set(history) == {"training"}
+    rounds = history["training"]
+    # Weights are validated by whoever receives them, so a shared model is also known at round 0.
+    first = 1 if METHODS[method].module == "local" else 0
+    assert sorted(rounds) == list(range(first, 4))
+    for number in range(1, 4):
+        assert set(rounds[number]) == {"training_loss", "validation_accuracy"}
+        assert rounds[number]["training_loss"] > 0
+
+
+@every_method
+def test_training_lowers_the_loss(method: str) -> None:
+    result = train(method, PARTITION, **{**QUICK, "rounds": 15, "batch_size": 0, "fan_out": 0})
+    losses = [result.history["training"][number]["training_loss"] for number in (1, 15)]
+    assert losses[1] < 0.9 * losses[0]
+
+
+# What crosses
+
+WHAT_LEAVES = {
+    "global": set(),  # nothing travels where everything is in one place
+    "local": {"counts", "metrics", "framing"},
+    "fedavg": {"weights", "counts", "metrics", "framing"},
+    "fedsage": {"weights", "counts", "metrics", "framing"},
+    "fedprox": {"weights", "counts", "metrics", "framing"},
+    "fedper": {"weights", "counts", "metrics", "framing"},
+}
+WHAT_COMES = {
+    "global": set(),
+    "local": {"framing"},
+    "fedavg": {"weights", "framing"},
+    "fedsage": {"weights", "framing"},
+    "fedprox": {"weights", "framing"},
+    "fedper": {"weights", "framing"},
+}
+MESSAGES_OF = {
+    "global": set(),
+    "local": {"federation.Nothing", "local.Progress"},
+    "fedavg": {"fedavg.Weights", "fedavg.Update", "fedavg.Validation"},
+    "fedsage": {"fedavg.Weights", "fedavg.Update", "fedavg.Validation"},
+    "fedprox": {"fedavg.Weights", "fedavg.Update", "fedavg.Validation"},
+    "fedper": {"fedavg.Weights", "fedavg.Update", "fedavg.Validation"},
+}
+
+
+@every_method
+def test_ledger_has_the_declared_kinds_and_no_other(method: str) -> None:
+    ledger = plain_run(method).ledger
+    by_direction: dict[str, set[str]] = {"up": set(), "down": set()}
+    for entry in ledger.entries:
+        by_direction[entry.direction].add(entry.kind)
+        declared = {rule.kind for rule in field_rules(MESSAGES[entry.message]).values()}
+        assert entry.kind in {*declared, "framing"}
+        assert entry.bytes > 0
+    assert by_direction == {"up": WHAT_LEAVES[method], "down": WHAT_COMES[method]}
+    assert {entry.message for entry in ledger.entries} == MESSAGES_OF[method]
+
+
+@federated
+def test_ledger_covers_every_silo_and_round(method: str) -> None:
+    asked = plain_run(method).ledger.by("silo", "round", "direction", "phase")
+    for silo in PARTITION.names:
+        for number in range(1, 4):
+            for direction in ("up", "down"):
+                assert asked[silo, number, direction, "training"] > 0
+
+
+@pytest.fixture
+def transcript(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The bytes of every message that is encoded while the test runs; nothing else is changed."""
+    seen: list[bytes] = []
+    encode = wire.encode
+
+    def recording(message: Any) -> wire.Encoded:
+        encoded = encode(message)
+        seen.append(encoded.data)
+        return encoded
+
+    monkeypatch.setattr(wire, "encode", recording)
+    return seen
+
+
+def conspicuous() -> Partition:
+    """Silos whose features, ids and class names are unlike anything else, and easy to search."""
+    graph = tiny_graph(45)
+    x = graph.x.clone()
+    x[:, 0] = torch.arange(45) * 1.0e7 + 12345.678
+    named = Graph(
+        x,
+        graph.edges,
+        graph.y,
+        train_mask=graph.train_mask,
+        val_mask=graph.val_mask,
+        test_mask=graph.test_mask,
+        node_ids=[f"patient-{number:05d}" for number in range(45)],
+        label_names=["diagnosis-a", "diagnosis-b", "diagnosis-c"],
+        feature_names=[f"lab-value-{number}" for number in range(6)],
+    )
+    assignment = np.arange(45) % 3
+    silos = {
+        f"hospital-{silo}": named.subgraph(torch.from_numpy(np.flatnonzero(assignment == silo)))
+        for silo in range(3)
+    }
+    return Partition(silos, "by hand", None, named, assignment)
+
+
+@federated
+def test_no_message_holds_raw_data(method: str, transcript: list[bytes]) -> None:
+    partition = conspicuous()
+    train(method, partition, **{**SETTINGS, "lr": 1e-4})
+    assert transcript
+    everything = b"\n".join(transcript)
+    texts = [b"patient-", b"diagnosis-", b"lab-value-", b"hospital-"]
+    assert not [text for text in texts if text in everything]
+    for silo in partition.silos.values():
+        for value in silo.x[:, 0].tolist():
+            for form in ("<f", "<d", ">f"):
+                assert struct.pack(form, value) not in everything
+            assert str(value).encode() not in everything
+        for row in silo.x:
+            assert row.numpy().tobytes() not in everything
+        for indices in (silo.col, silo.rowptr, silo.y):
+            assert indices.numpy().tobytes() not in everything
+
+
+def test_that_search_would_find_a_leak(transcript: list[bytes]) -> None:
+    """The search above proves nothing if it cannot find features that do leave."""
+    from fedmend.methods.fedavg import Weights
+
+    row = conspicuous().silos["hospital-0"].x[3]
+    wire.encode(Weights({"patient-00009": row}))
+    assert row.numpy().tobytes() in transcript[0]
+    assert struct.pack("<f", float(row[0])) in transcript[0]
+    assert b"patient-" in transcript[0]
+
+
+def test_fedper_never_sends_its_personal_layers(transcript: list[bytes]) -> None:
+    for personal in (0, 1, 2):
+        transcript.clear()
+        settings = FedPerSettings(layers=3, personal_layers=personal)
+        train("fedper", PARTITION, layers=3, personal_layers=personal, **SETTINGS)
+        sent = [wire.decode(data) for data in transcript]
+        keys = {key for each in sent if hasattr(each, "weights") for key in each.weights}
+        assert {int(key.split(".")[1]) for key in keys} == set(range(3 - personal))
+        assert all(is_shared(key, settings) for key in keys)
+
+
+# Losing, interrupting, saving
+
+
+def stopping_after(number: int) -> Watch:
+    watch = Watch()
+
+    def on_round(moment: Moment) -> None:
+        watch.stop_requested = moment.round >= number
+
+    watch.on_round = on_round
+    return watch
+
+
+@pytest.mark.parametrize(("every", "optimizer"), [(1, "adam"), (3, "sgd")])
+@every_method
+def test_resumes_to_the_identical_result(
+    tmp_path: Path, method: str, every: int, optimizer: str
+) -> None:
+    options: dict[str, Any] = {**SETTINGS, "rounds": 5, "optimizer": optimizer, "lr": 0.05}
+    with pytest.raises(Interrupted):
+        train(
+            method,
+            PARTITION,
+            out=tmp_path,
+            checkpoint_every=every,
+            watch=stopping_after(2),
+            **options,
+        )
+    resumed = train(method, PARTITION, out=tmp_path, resume=True, checkpoint_every=every, **options)
+    whole = train(method, PARTITION, **options)
+    same_result(resumed, whole)
+    assert comparable(resumed.record) == comparable(whole.record)
+
+
+@federated
+def test_goes_on_without_a_lost_silo(method: str) -> None:
+    faults = [Fault("silo-1", first=2, last=2)]
+    result = train(method, PARTITION, faults=faults, **SETTINGS)
+    assert result.record["said"] == ["silo-1 was lost in round 2 of training: it does not answer"]
+    up = result.ledger.by("silo", "round", "direction")
+    assert ("silo-1", 2, "up") not in up
+    assert ("silo-0", 2, "up") in up
+    assert ("silo-1", 3, "up") in up
+    assert result.history != plain_run(method).history
+    assert sorted(result.history["training"]) == sorted(plain_run(method).history["training"])
+
+
+@federated
+@pytest.mark.parametrize("evaluation", ["global-graph", "own-subgraph"])
+def test_goes_on_without_a_silo_that_never_answers(method: str, evaluation: str) -> None:
+    result = train(method, PARTITION, faults=[Fault("silo-1")], evaluation=evaluation, **SETTINGS)
+    assert result.ledger.total("up", "silo-1") == 0
+    assert result.scores is not None
+    if METHODS[method].model == "own":
+        assert set(result.own) == {"silo-0", "silo-2"}
+        assert set(result.scores.by_silo) == {"silo-0", "silo-2"}
+        with pytest.raises(UnknownNameError, match="silo-1"):
+            result.model_of("silo-1")
+    else:
+        names = {"silo-0", "silo-1", "silo-2"} if evaluation == "own-subgraph" else set()
+        assert set(result.scores.by_silo) == names
+
+
+@federated
+def test_stops_clearly_with_too_few_silos(method: str) -> None:
+    faults = [Fault("silo-0", first=2), Fault("silo-2", first=2)]
+    with pytest.raises(TooFewSilosError, match=r"1 of 3 silos answered, min_silos=2 \(silo-0: it"):
+        train(method, PARTITION, faults=faults, min_silos=2, **SETTINGS)
+    with pytest.raises(SettingsError, match="min_silos=4, but there are 3 silos"):
+        train(method, PARTITION, min_silos=4, **SETTINGS)
+
+
+@every_method
+def test_saved_run_predicts_as_the_run_itself(tmp_path: Path, method: str) -> None:
+    result = plain_run(method)
+    result.save(tmp_path / "run")
+    saved = read_run(tmp_path / "run")
+    assert saved.shape == result.shape
+    assert same_weights(saved.weights, result.weights)
+    assert saved.own == tuple(sorted(result.own))
+    unseen = tiny_graph(30, seed=9)
+    for silo in saved.own or (None,):
+        model = choose_model(method, saved.shape, saved.weights, saved.own, saved.own_weights, silo)
+        again = predict_with(model, saved.label_names, unseen)
+        now = result.predict(unseen, silo)
+        assert torch.equal(again.probabilities, now.probabilities)
+        assert again.labels == now.labels
+        torch.testing.assert_close(now.probabilities.sum(1), torch.ones(30))
+    if METHODS[method].model == "own":
+        with pytest.raises(SettingsError, match="a model per silo: name one"):
+            result.predict(unseen)
+        with pytest.raises(UnknownNameError, match="did you mean 'silo-0'"):
+            result.predict(unseen, "silo0")
+
+
+# Settings
+
+
+@every_method
+def test_settings_are_described_and_checked(method: str) -> None:
+    rows = describe(find(method).settings_type)
+    assert all(text for _, _, text in rows), "every setting says what it means"
+    assert {"rounds", "backbone", "min_silos"} <= {name for name, _, _ in rows}
+    with pytest.raises(UnknownNameError, match="did you mean 'rounds'"):
+        train(method, PARTITION, round=3)
+    with pytest.raises(SettingsError, match="rounds=0 is not allowed"):
+        train(method, PARTITION, rounds=0)
+
+
+@every_method
+def test_backbone_is_an_option_of_all(method: str) -> None:
+    for backbone in ("gcn", "gat", "mlp", "sage"):
+        fixed = METHODS[method].fixed.get("backbone", backbone)
+        if fixed != backbone:
+            with pytest.raises(SettingsError, match=f"{method} means backbone=sage; for backbone="):
+                train(method, PARTITION, backbone=backbone, **SETTINGS)
+        else:
+            result = train(method, PARTITION, backbone=backbone, **{**SETTINGS, "rounds": 1})
+            assert result.shape.backbone == backbone
+
+
+def test_fedsage_is_fedavg_with_graphsage() -> None:
+    same_result(plain_run("fedsage"), plain_run("fedavg"))
+
+
+@every_method
+def test_silo_without_training_nodes_is_named(method: str) -> None:
+    graph = PARTITION.silos["silo-1"]
+    nobody = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    silos: Mapping[str, Graph] = {
+        **PARTITION.silos,
+        "silo-1": graph.with_masks(nobody, graph.val_mask, graph.test_mask),
+    }
+    if not METHODS[method].pooled:
+        with pytest.raises(DataError, match="silo-1 has no training nodes"):
+            train(method, Partition(dict(silos), "by hand", None), **SETTINGS)
+
+
+@every_method
+def test_registry_entry(method: str) -> None:
+    entry = METHODS[method]
+    assert entry.name == method
+    assert entry.summary
+    assert entry.silo_type.__module__.startswith("fedmend.methods.")
+    assert callable(entry.server)
+
+
+def test_unknown_method() -> None:
+    with pytest.raises(UnknownNameError, match="unknown method 'fedvag'; did you mean 'fedavg'"):
+        train("fedvag", PARTITION)
