@@ -21,6 +21,15 @@ NAMES = {
     "sampling": "the neighbour sampler beside a plain loop",
 }
 
+# Options that only some benchmarks heed: ignoring one in silence would mislead.
+HEEDED = {
+    "set": ("accuracy", "growth"),
+    "datasets": ("accuracy", "speed"),
+    "methods": ("accuracy",),
+    "silos": ("accuracy",),
+    "seeds": ("accuracy",),
+}
+
 
 def parse(arguments: list[str]) -> tuple[list[str], Options]:
     """The benchmarks to run, and how."""
@@ -38,7 +47,11 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--data-root", type=Path, help="folder with CiteSeer's and PubMed's files")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="a method's setting"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting (accuracy, growth)",
     )
     parser.add_argument("--datasets", type=_words, help="only these (accuracy, speed)")
     parser.add_argument("--methods", type=_words, help="these instead (accuracy)")
@@ -48,6 +61,12 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
     wrong = [name for name in given.names if name not in (*NAMES, "report")]
     if wrong:
         parser.error(f"there is no benchmark {wrong[0]!r}; there are: {', '.join(NAMES)}, report")
+    names = list(dict.fromkeys(given.names)) or list(NAMES)
+    for option, by in HEEDED.items():
+        if getattr(given, option) and any(name not in by for name in names):
+            parser.error(f"--{option} is for {' and '.join(by)} only: name what to run")
+    if given.seeds is not None and given.seeds < 1:
+        parser.error("--seeds must be at least 1")
     if given.data_root is not None and not given.data_root.is_dir():
         parser.error(f"--data-root {given.data_root} is not a folder")
     options = Options(
@@ -59,7 +78,7 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         methods=given.methods,
         seeds=given.seeds,
     )
-    return list(dict.fromkeys(given.names)) or list(NAMES), options
+    return names, options
 
 
 def _words(text: str) -> tuple[str, ...]:

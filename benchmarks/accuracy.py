@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -146,7 +147,7 @@ def run_cells(cells: Sequence[Cell], root: Path | None) -> dict[Cell, Row]:
         return done
     # spawn: a forked child would share torch's thread pools with its parent, and hang.
     with ProcessPoolExecutor(
-        SIDE_BY_SIDE, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+        SIDE_BY_SIDE, get_context("spawn"), initializer=_start_process
     ) as pool:
         waiting = {pool.submit(run_cell, cell, root): cell for cell in missing}
         try:
@@ -161,6 +162,11 @@ def run_cells(cells: Sequence[Cell], root: Path | None) -> dict[Cell, Row]:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return done
+
+
+def _start_process() -> None:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # on Ctrl-C end at once, without a traceback
 
 
 def _kept(cells: Iterable[Cell]) -> Iterator[tuple[Cell, Row]]:
