@@ -21,9 +21,8 @@ INTRODUCTION = """\
 <!-- Written by `python -m benchmarks report` from benchmarks/results, benchmarks/published.json and
 benchmarks/remarks. Change those, not this page. -->
 
-`make bench` measures everything on this page again (about an hour on two cores); `make bench
-ARGS="speed growth"` a part of it; `make bench ARGS=--quick` shows in two minutes that it works,
-without touching this page. CiteSeer and PubMed are needed for the full page: `--data-root DIR` or
+`make bench` measures everything on this page again; `make bench ARGS="speed growth"` a part of it;
+`make bench ARGS=--quick` shows in a few minutes that it works, without touching this page. CiteSeer and PubMed are needed for the full page: `--data-root DIR` or
 `FEDMEND_DATA` names the folder with their Planetoid files. Times are of the machine named in each
 section and are never tested; targets stand beside them.
 """
@@ -213,7 +212,7 @@ def _speed(result: Result, published: Result) -> list[str]:
         f"{setup['local_epochs']} local epochs a round, hidden {setup['hidden']}, milliseconds per "
         "round. The *bare loop* is hand-written FedAvg on CSR products without messages, counting "
         "or validation: this machine's limit today. OpenFGL's figures were measured earlier on "
-        f"another machine of the same kind; it took {memory[0]}-{memory[1]} MB.\n",
+        f"a machine of the same kind, not in this run; it took {memory[0]}-{memory[1]} MB.\n",
         table(
             ["", "bare loop", "fedmend", "x bare", "two workers", "OpenFGL", "target", ""],
             [
