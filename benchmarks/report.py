@@ -22,7 +22,8 @@ INTRODUCTION = """\
 benchmarks/remarks. Change those, not this page. -->
 
 `make bench` measures everything on this page again; `make bench ARGS="speed growth"` a part of it;
-`make bench ARGS=--quick` shows in a few minutes that it works, without touching this page. CiteSeer and PubMed are needed for the full page: `--data-root DIR` or
+`make bench ARGS=--quick` shows in a few minutes that it works, without touching this page.
+CiteSeer and PubMed are needed for the full page: `--data-root DIR` or
 `FEDMEND_DATA` names the folder with their Planetoid files. Times are of the machine named in each
 section and are never tested; targets stand beside them.
 """
