@@ -127,6 +127,14 @@ def test_only_the_community_that_is_too_large_is_cut() -> None:
     assert (parts == parts[:, :1]).all()
 
 
+def test_louvain_is_leiden_where_edges_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of(300, np.random.default_rng(2).integers(0, 300, (2, 900)))
+    expected = leiden(graph, 4, rng())
+    assert not np.array_equal(louvain(graph, 4, rng()), expected)
+    monkeypatch.setattr(partitioners, "MANY_EDGES", 0)
+    assert np.array_equal(louvain(graph, 4, rng()), expected)
+
+
 @pytest.mark.parametrize("name", sorted(CUTTING))
 def test_the_seed_alone_decides(name: str) -> None:
     generator = np.random.default_rng(1)
