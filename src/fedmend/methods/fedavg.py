@@ -115,7 +115,8 @@ def train_shared(
         silos.note(number - 1, validation_accuracy=accuracy)
         importance = importances(updates, settings)
         silos.note(number, training_loss=mean_loss(updates))
-        state.weights = weighted_mean({k: u.weights for k, u in updates.items()}, importance)
+        received = {name: update.weights for name, update in updates.items()}
+        state.weights = weighted_mean(received, importance, like=state.weights)
     finals = silos.ask(Silo.validate, Weights(state.weights)).enough(settings.min_silos)
     accuracy = share_right({name: (v.right, v.nodes) for name, v in finals.items()})
     state.offer(settings.rounds, state.weights, accuracy)

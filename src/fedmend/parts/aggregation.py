@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -12,21 +13,26 @@ from fedmend.errors import FederationError
 Weights = dict[str, Tensor]
 
 
-def weighted_mean(updates: Mapping[str, Weights], importance: Mapping[str, float]) -> Weights:
+def weighted_mean(
+    updates: Mapping[str, Weights], importance: Mapping[str, float], like: Weights | None = None
+) -> Weights:
     """sum_i importance_i w_i / sum_i importance_i, in the order of the silos' names.
 
     The order is fixed because float addition is not associative: the same silos give the same
-    bits, whoever answers first. Weights that do not fit together or are not finite are refused
-    with the name of the silo that sent them.
+    bits, whoever answers first. Weights that are not finite, or unlike those the server knows
+    (`like`; the first silo's if it has none), are refused with the name of the silo that sent them.
     """
     names = sorted(updates)
+    for name in names:
+        if not 0.0 <= importance[name] < math.inf:
+            raise FederationError(f"{name} cannot count {importance[name]} in the average")
     total = float(sum(importance[name] for name in names))
     if total <= 0.0:
         raise FederationError("no silo has any weight in the average: all have 0 training nodes")
-    first = updates[names[0]]
-    mean = {key: torch.zeros_like(value) for key, value in first.items()}
+    like = updates[names[0]] if like is None else like
+    mean = {key: torch.zeros_like(value) for key, value in like.items()}
     for name in names:
-        check_weights(name, updates[name], like=first)
+        check_weights(name, updates[name], like=like)
         share = importance[name] / total
         for key, value in updates[name].items():
             mean[key].add_(value, alpha=share)
@@ -36,7 +42,7 @@ def weighted_mean(updates: Mapping[str, Weights], importance: Mapping[str, float
 def check_weights(silo: str, weights: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
     """Refuse weights of other names, shapes or types than `like`, or that are NaN or infinite."""
     if weights.keys() != like.keys():
-        raise FederationError(f"{silo} sent weights of another model than the other silos")
+        raise FederationError(f"{silo} sent the weights of another model")
     for key, value in weights.items():
         if value.shape != like[key].shape or value.dtype != like[key].dtype:
             raise FederationError(
