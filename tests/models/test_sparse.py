@@ -121,6 +121,9 @@ def naive(hop: Hop, rule: Rule) -> Tensor:
     matrix = torch.zeros(hop.rows, hop.sources, dtype=torch.float64)
     for row in range(hop.rows):
         heard = hop.col[hop.rowptr[row] : hop.rowptr[row + 1]].tolist()
+        if rule == "gcn":  # the closed neighbourhood: the node itself is in it
+            itself = row if isinstance(hop.own, int) else int(hop.own[row])
+            matrix[row, itself] += 1 / (int(hop.degree[row]) + 1)
         for column in heard:
             if rule == "mean":
                 matrix[row, column] += 1 / len(heard)

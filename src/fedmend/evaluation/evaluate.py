@@ -48,8 +48,7 @@ def model_with(shape: ModelShape, weights: Weights) -> Backbone:
     """
     if len(weights) < shape.layers:
         raise DataError(f"{len(weights)} weights cannot be a model of {shape.layers} layers")
-    with torch.device("meta"):
-        model = build(shape, None)
+    model = build(shape, None)
     try:
         # Copies: whoever trains the model on must not change the run's own weights.
         copies = {key: value.to(torch.float32, copy=True) for key, value in weights.items()}

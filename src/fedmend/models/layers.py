@@ -18,10 +18,20 @@ from fedmend.models.propagation import heard_through, own_through
 
 
 def glorot(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Parameter:
-    """A weight matrix drawn uniformly within sqrt(6 / (inputs + outputs))."""
+    """A weight matrix drawn uniformly within sqrt(6 / (inputs + outputs)).
+
+    Without a generator it has a shape and no values ("meta"): to be filled from a file.
+    """
+    if generator is None:
+        return nn.Parameter(torch.empty(inputs, outputs, device="meta"))
     bound = math.sqrt(6.0 / (inputs + outputs))
     drawn = torch.rand(inputs, outputs, generator=generator, dtype=torch.float32)
     return nn.Parameter((2.0 * drawn - 1.0) * bound)
+
+
+def zeros(outputs: int, generator: torch.Generator | None) -> nn.Parameter:
+    """A bias of zeros; without a generator, of no values."""
+    return nn.Parameter(torch.zeros(outputs, device="meta" if generator is None else None))
 
 
 class SageLayer(nn.Module):
@@ -31,7 +41,7 @@ class SageLayer(nn.Module):
         super().__init__()
         self.own = glorot(inputs, outputs, generator)
         self.neighbours = glorot(inputs, outputs, generator)
-        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.bias = zeros(outputs, generator)
 
     def forward(self, h: Tensor | Features, hop: Hop) -> Tensor:
         own = own_through(h, self.own, hop)
@@ -44,11 +54,10 @@ class GcnLayer(nn.Module):
     def __init__(self, inputs: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()
         self.weight = glorot(inputs, outputs, generator)
-        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.bias = zeros(outputs, generator)
 
     def forward(self, h: Tensor | Features, hop: Hop) -> Tensor:
-        own = own_through(h, self.weight, hop) / (hop.degree + 1.0)[:, None]
-        return own + heard_through(h, self.weight, hop, "gcn") + self.bias
+        return heard_through(h, self.weight, hop, "gcn") + self.bias
 
 
 class GatLayer(nn.Module):
@@ -62,7 +71,7 @@ class GatLayer(nn.Module):
         self.weight = glorot(inputs, outputs, generator)
         self.as_target = glorot(heads, outputs // heads, generator)
         self.as_source = glorot(heads, outputs // heads, generator)
-        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.bias = zeros(outputs, generator)
 
     def forward(self, h: Tensor | Features, hop: Hop) -> Tensor:
         values = (h @ self.weight).view(hop.sources, self.heads, -1)
@@ -93,7 +102,7 @@ class DenseLayer(nn.Module):
     def __init__(self, inputs: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()
         self.weight = glorot(inputs, outputs, generator)
-        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.bias = zeros(outputs, generator)
 
     def forward(self, h: Tensor | Features, hop: Hop) -> Tensor:
         return own_through(h, self.weight, hop) + self.bias

@@ -17,8 +17,9 @@ Rule = Literal["mean", "gcn"]
 def operator(hop: Hop, rule: Rule) -> SparseMatrix:
     """The hop as a matrix (rows x sources).
 
-    mean: 1 / (number heard). gcn: 1 / sqrt((d_v + 1)(d_u + 1)) for the neighbours, where a sampled
-    neighbour stands for degree / heard of them; the node itself is added by the layer.
+    mean: 1 / (number heard) for each neighbour heard.
+    gcn: 1 / sqrt((d_v + 1)(d_u + 1)) over the closed neighbourhood, the node itself included; a
+        sampled neighbour stands for degree / heard of them.
     """
     key = f"operator-{rule}"
     if key in hop.cache:
@@ -26,18 +27,33 @@ def operator(hop: Hop, rule: Rule) -> SparseMatrix:
         return matrix
     heard = hop.heard
     if rule == "mean":
+        rowptr, col = hop.rowptr, hop.col
         weights = torch.repeat_interleave(1.0 / heard, heard)
     else:
-        target = hop.degree / heard / torch.sqrt(hop.degree + 1.0)
-        weights = torch.repeat_interleave(target, heard)
-        weights = weights / torch.sqrt(hop.source_degree + 1.0)[hop.col]
+        rowptr, col, neighbours = _with_itself(hop)
+        weights = torch.empty(len(col), device=col.device)
+        weights[~neighbours] = 1.0 / (hop.degree + 1.0)
+        target = torch.repeat_interleave(hop.degree / heard / torch.sqrt(hop.degree + 1.0), heard)
+        weights[neighbours] = target / torch.sqrt(hop.source_degree + 1.0)[hop.col]
     csr = torch.sparse_csr_tensor(
-        hop.rowptr, hop.col, weights.to(torch.float32), size=(hop.rows, hop.sources)
+        rowptr, col, weights.to(torch.float32), size=(hop.rows, hop.sources)
     )
     matrix = SparseMatrix(csr, reused=hop.reused)
     if hop.reused:
         hop.cache[key] = matrix
     return matrix
+
+
+def _with_itself(hop: Hop) -> tuple[Tensor, Tensor, Tensor]:
+    """The hop's CSR arrays with every node first in its own row, and which entries are others."""
+    device = hop.col.device
+    rowptr = hop.rowptr + torch.arange(hop.rows + 1, device=device)
+    neighbours = torch.ones(len(hop.col) + hop.rows, dtype=torch.bool, device=device)
+    neighbours[rowptr[:-1]] = False
+    col = torch.empty(len(neighbours), dtype=torch.int64, device=device)
+    col[neighbours] = hop.col
+    col[~neighbours] = torch.arange(hop.own, device=device) if isinstance(hop.own, int) else hop.own
+    return rowptr, col, neighbours
 
 
 def heard_through(h: Tensor | Features, weight: Tensor, hop: Hop, rule: Rule) -> Tensor:

@@ -44,9 +44,17 @@ def versions() -> dict[str, str]:
 
 
 def peak_memory_mb() -> float:
-    """The most memory this process has held so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(peak / 2**20 if sys.platform == "darwin" else peak / 2**10)
+    """The most memory this process has held so far.
+
+    On Linux from /proc: `ru_maxrss` starts at the size of the process that started this one.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+        peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return float(peak.split()[1]) / 2**10
+    except (OSError, StopIteration):
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return float(used / 2**20 if sys.platform == "darwin" else used / 2**10)
 
 
 def write_run(
