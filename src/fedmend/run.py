@@ -291,7 +291,7 @@ def _graphs(method: Method, silos: Partition) -> dict[str, Graph]:
         if not records.is_file_name(name):
             raise SettingsError(
                 f"a silo cannot be called {name!r}: its name becomes a file's, so at most 100 "
-                "characters, no / or \\, and no dot in front"
+                "printable characters, no / or \\, and no dot in front"
             )
     if not method.pooled:
         return dict(silos.silos)

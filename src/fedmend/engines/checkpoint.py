@@ -86,11 +86,12 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         "silos": list(checkpoint.silos),
         "history": checkpoint.history,
         "sentences": checkpoint.sentences,
+        "ledger": checkpoint.ledger,
     }
     # Clones: safetensors refuses two names for one storage, and a state may well share tensors.
     data = save(
         {key: value.detach().cpu().clone() for key, value in named.items()},
-        metadata={"fedmend": json.dumps(header), "ledger": checkpoint.ledger},
+        metadata={"fedmend": json.dumps(header)},  # one entry: safetensors shuffles several
     )
     write_bytes(path, data)
 
@@ -112,7 +113,7 @@ def read(path: Path, fingerprint: str) -> Checkpoint:
             "to resume; choose another --out to start anew"
         )
     with damaged(path):
-        return _unpacked(header, metadata["ledger"], tensors)
+        return _unpacked(header, tensors)
 
 
 @contextmanager
@@ -125,7 +126,7 @@ def damaged(path: Path) -> Iterator[None]:
         raise FileFormatError(f"{path} is damaged ({why}); delete it to start anew") from error
 
 
-def _unpacked(header: dict[str, Any], ledger: str, tensors: Mapping[str, Tensor]) -> Checkpoint:
+def _unpacked(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Checkpoint:
     server: dict[str, Tensor] = {}
     names = [str(name) for name in header["silos"]]
     silos: dict[str, dict[str, Tensor]] = {name: {} for name in names}
@@ -147,7 +148,7 @@ def _unpacked(header: dict[str, Any], ledger: str, tensors: Mapping[str, Tensor]
         finished=tuple(header["finished"]),
         server=(server, dict(header["server"])),
         silos=silos,
-        ledger=ledger,
+        ledger=header["ledger"],
         history=history,
         sentences=tuple(header["sentences"]),
     )

@@ -152,7 +152,8 @@ def _shape(values: Mapping[str, Any]) -> ModelShape:
 
 def is_file_name(silo: str) -> bool:
     """Whether a silo's name can be that of its weights' file, in this folder and no other."""
-    return 0 < len(silo) <= 100 and silo[0] != "." and not set(silo) & {"/", "\\", "\0"}
+    fits = silo.isprintable() and 0 < len(silo) <= 100
+    return fits and silo[0] != "." and not set(silo) & {"/", "\\"}
 
 
 def _weights(path: Path) -> dict[str, Tensor]:
