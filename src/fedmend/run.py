@@ -290,8 +290,8 @@ def _graphs(method: Method, silos: Partition) -> dict[str, Graph]:
     for name in silos.silos:
         if not records.is_file_name(name):
             raise SettingsError(
-                f"a silo cannot be called {name!r}: its name becomes a file's, so at most 100 "
-                "printable characters, no / or \\, and no dot in front"
+                f"a silo cannot be called {name!r}: its name becomes a file's, so at most 200 "
+                "bytes of printable characters, no / or \\, and no dot in front"
             )
     if not method.pooled:
         return dict(silos.silos)

@@ -152,7 +152,7 @@ def _shape(values: Mapping[str, Any]) -> ModelShape:
 
 def is_file_name(silo: str) -> bool:
     """Whether a silo's name can be that of its weights' file, in this folder and no other."""
-    fits = silo.isprintable() and 0 < len(silo) <= 100
+    fits = silo.isprintable() and 0 < len(silo.encode()) <= 200  # and room for what is added
     return fits and silo[0] != "." and not set(silo) & {"/", "\\"}
 
 
