@@ -1,0 +1,57 @@
+"""Metrics against scikit-learn, summaries against scipy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, f1_score
+
+from fedmend.evaluation.metrics import accuracy, macro_f1, summarise
+from tests import tiny  # noqa: F401  # for its Hypothesis profile
+
+labels = st.integers(0, 6)
+
+
+@given(st.lists(st.tuples(labels, labels), min_size=1, max_size=60))
+def test_accuracy_and_macro_f1_are_scikit_learns(pairs: list[tuple[int, int]]) -> None:
+    found, true = ([pair[place] for pair in pairs] for place in range(2))
+    tensors = torch.tensor(found), torch.tensor(true)
+    assert accuracy(*tensors) == pytest.approx(accuracy_score(true, found), abs=1e-12)
+    expected = f1_score(true, found, average="macro", zero_division=0.0)
+    assert macro_f1(*tensors) == pytest.approx(expected, abs=1e-12)
+
+
+def test_extremes() -> None:
+    true = torch.tensor([0, 1, 2])
+    assert (accuracy(true, true), macro_f1(true, true)) == (1.0, 1.0)
+    wrong = torch.tensor([1, 2, 0])
+    assert (accuracy(wrong, true), macro_f1(wrong, true)) == (0.0, 0.0)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=10))
+def test_summary_is_scipys(values: list[float]) -> None:
+    found = summarise(values)
+    assert found.count == len(values)
+    assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
+    assert found.std == pytest.approx(np.std(values, ddof=1), abs=1e-7)
+    spread = scipy.stats.sem(values)
+    if spread > 1e-9:
+        low, high = scipy.stats.t.interval(0.95, len(values) - 1, found.mean, spread)
+        assert found.mean - found.interval == pytest.approx(low, abs=1e-6)
+        assert found.mean + found.interval == pytest.approx(high, abs=1e-6)
+
+
+def test_one_value_has_no_spread() -> None:
+    alone = summarise([0.5])
+    assert alone.as_dict() == {"mean": 0.5, "std": 0.0, "interval": 0.0, "count": 1}
+
+
+def test_equal_values_have_none_either() -> None:
+    assert summarise([0.1] * 7).std == pytest.approx(0.0, abs=1e-15)
+    assert math.isfinite(summarise([0.1] * 7).interval)
