@@ -192,8 +192,12 @@ def all_rows_hops(graph: Graph, batch: Tensor, layers: int, draw: Draw) -> Seque
 
 
 def covers_most(graph: Graph, batch: int, layers: int, fan_out: int) -> bool:
-    """Whether a batch's sampled neighbourhood reaches most of the graph, so that all rows pay."""
+    """Whether a batch's neighbourhood covers the graph so often over that computing all rows pays.
+
+    Draws overlap: a neighbourhood of as many draws as there are nodes still leaves out a third of
+    them, so gathering stays cheaper up to about twice that (measured on Cora, CiteSeer, PubMed).
+    """
     if fan_out == ALL_NEIGHBOURS:
-        fan_out = int(graph.degree.float().mean().ceil()) if graph.num_nodes else 0
-    reached = batch * (fan_out + 1) ** (layers - 1)  # rows the last hidden layer would compute
-    return bool(reached * 2 >= graph.num_nodes)
+        fan_out = int(graph.degree.float().mean().ceil())
+    draws = batch * (fan_out + 1) ** (layers - 1)  # rows the last hidden layer would compute
+    return bool(draws >= 2 * graph.num_nodes)
