@@ -354,9 +354,8 @@ def always(chosen: Neighbours, layer: int, nodes: Tensor) -> Neighbours:
 
 def test_covers_most_asks_how_far_a_batch_reaches() -> None:
     graph = tiny_graph(600)
-    assert covers_most(graph, 300, 1, 5)
-    assert not covers_most(graph, 299, 1, 5)
-    assert covers_most(graph, 50, 2, 5)
-    assert not covers_most(graph, 49, 2, 5)
-    assert covers_most(graph, 60, 2, ALL_NEIGHBOURS)  # mean degree 4: 60 * (4 + 1)
-    assert not covers_most(graph, 59, 2, ALL_NEIGHBOURS)
+    assert covers_most(graph, 200, 2, 5)
+    assert not covers_most(graph, 199, 2, 5)
+    assert covers_most(graph, 240, 2, ALL_NEIGHBOURS)  # mean degree 4: 240 * (4 + 1)
+    assert not covers_most(graph, 239, 2, ALL_NEIGHBOURS)
+    assert not covers_most(graph, 600, 1, 5)  # one layer computes nothing but the batch
