@@ -207,7 +207,8 @@ def train(
         watch=watch,
         checkpoint_file=None if folder is None else folder / records.CHECKPOINT,
         checkpoint_every=checkpoint_every,
-        fingerprint=_fingerprint(what),
+        # Threads too: another number of them may round differently.
+        fingerprint=_fingerprint({**what, "threads": threads}),
         resume=resume,
     )
     set_up = time.perf_counter() - started

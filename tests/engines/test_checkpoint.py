@@ -20,7 +20,7 @@ from fedmend.data.partition import Partition
 from fedmend.engines import checkpoint
 from fedmend.engines.base import Interrupted, Moment, Watch
 from fedmend.engines.checkpoint import Checkpoint, packed, read, write
-from fedmend.engines.inprocess import InProcess
+from fedmend.engines.inprocess import Fault, InProcess
 from fedmend.errors import FedmendError, FileFormatError, SettingsError
 from fedmend.federation import Federation, Schema, SiloBase, message
 from fedmend.privacy.ledger import Kind
@@ -233,6 +233,24 @@ def test_without_resume_a_run_starts_anew(tmp_path: Path) -> None:
     assert rounds == [1, 2, 3, 4, 5, 6, 7]
 
 
+def test_what_was_said_before_is_not_forgotten(tmp_path: Path) -> None:
+    faults = [Fault("silo-1", last=1), Fault("silo-2", first=5, last=5)]
+    watch = stopping_after(2)
+    with pytest.raises(Interrupted):
+        train("fedavg", PARTITION, out=tmp_path, faults=faults, watch=watch, **SETTINGS)
+    said: list[str] = []
+    watch = Watch(on_sentence=said.append)
+    resumed = train(
+        "fedavg", PARTITION, out=tmp_path, resume=True, faults=faults, watch=watch, **SETTINGS
+    )
+    assert said == ["silo-2 was lost in round 5 of training: it does not answer"]
+    assert resumed.record["said"] == [
+        "silo-1 was lost in round 1 of training: it does not answer",
+        *said,
+    ]
+    same_result(resumed, train("fedavg", PARTITION, faults=faults, **SETTINGS))
+
+
 def test_resume_without_a_checkpoint_starts_at_the_beginning(tmp_path: Path) -> None:
     resumed = train("fedavg", PARTITION, out=tmp_path, resume=True, **SETTINGS)
     same_result(resumed, train("fedavg", PARTITION, **SETTINGS))
@@ -240,8 +258,14 @@ def test_resume_without_a_checkpoint_starts_at_the_beginning(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"lr": 0.02}, {"seed": 1}, {"silos": tiny_partition(3, seed=1)}, {"method": "fedprox"}],
-    ids=["settings", "seed", "split", "method"],
+    [
+        {"lr": 0.02},
+        {"seed": 1},
+        {"silos": tiny_partition(3, seed=1)},
+        {"method": "fedprox"},
+        {"threads": 2},
+    ],
+    ids=["settings", "seed", "split", "method", "threads"],
 )
 def test_another_runs_checkpoint_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     first = {"method": "fedavg", "silos": PARTITION, "out": tmp_path, **SETTINGS}

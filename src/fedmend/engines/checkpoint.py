@@ -109,8 +109,8 @@ def read(path: Path, fingerprint: str) -> Checkpoint:
         raise FileFormatError(f"{path} is not a checkpoint of this version of fedmend")
     if header.get("fingerprint") != fingerprint:
         raise SettingsError(
-            f"{path} belongs to another run: method, settings, split and seed must be the same "
-            "to resume; choose another --out to start anew"
+            f"{path} belongs to another run: method, settings, split, seed and threads must be "
+            "the same to resume; choose another --out to start anew"
         )
     with damaged(path):
         return _unpacked(header, tensors)
