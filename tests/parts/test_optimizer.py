@@ -1,0 +1,61 @@
+"""The optimisers are torch's own to the bit, and go on where they were saved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedmend.parts.optimizer import Optimizer
+from tests import tiny  # noqa: F401  # one torch thread
+
+
+def parameters() -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (4,))]
+
+
+def gradients(step: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 + step)
+    return [torch.randn(shape, generator=generator) for shape in ((3, 4), (4,))]
+
+
+def give(to: list[nn.Parameter], step: int) -> None:
+    for parameter, gradient in zip(to, gradients(step), strict=True):
+        parameter.grad = gradient
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_is_torchs_optimizer(kind: str, decay: float) -> None:
+    ours, theirs = parameters(), parameters()
+    optimizer = Optimizer(kind, ours, 0.05, decay)
+    torchs = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[kind]
+    reference = torchs(theirs, lr=0.05, weight_decay=decay, fused=True)
+    for step in range(5):
+        give(ours, step)
+        give(theirs, step)
+        optimizer.step()
+        reference.step()
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(one, other)
+    optimizer.clear()
+    assert all(parameter.grad is None for parameter in ours)
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_goes_on_where_it_was_saved(kind: str) -> None:
+    ours = parameters()
+    optimizer = Optimizer(kind, ours, 0.05, 0.0)
+    for step in range(3):
+        give(ours, step)
+        optimizer.step()
+    saved = {key: value.clone() for key, value in optimizer.state().items()}
+    again = [nn.Parameter(each.detach().clone()) for each in ours]
+    resumed = Optimizer(kind, again, 0.05, 0.0)
+    resumed.restore(saved)
+    for both, parameters_of in ((optimizer, ours), (resumed, again)):
+        give(parameters_of, 3)
+        both.step()
+    for one, other in zip(ours, again, strict=True):
+        assert torch.equal(one, other)
