@@ -20,7 +20,7 @@ from fedmend import methods
 from fedmend.config import make
 from fedmend.data.partition import Partition
 from fedmend.engines.base import Watch
-from fedmend.engines.inprocess import Fault, InProcess
+from fedmend.engines.inprocess import Fault, InProcess, torch_threads
 from fedmend.errors import DataError, SettingsError, UnknownNameError
 from fedmend.evaluation.evaluate import Scores, check_mode, evaluate, model_with, predict
 from fedmend.federation import Schema
@@ -194,7 +194,11 @@ def train(
         "evaluation": mode,
         "split": {"how": silos.how, "seed": silos.seed, "hash": silos.hash},
     }
-    built = [chosen.silo_type(name, graph, config, seed) for name, graph in sorted(graphs.items())]
+    # Building too with fixed threads: waking more of them for small matrices only costs time.
+    with torch_threads(threads):
+        built = [
+            chosen.silo_type(name, graph, config, seed) for name, graph in sorted(graphs.items())
+        ]
     folder = None if out is None else Path(out)
     engine = InProcess(
         built,
@@ -226,52 +230,39 @@ def train(
         scores = evaluate(shape, weights, own, silos, mode) if has_tests else None
     # Nothing travels when everything is in one place: all raw data was pooled instead.
     ledger = Ledger() if chosen.pooled else engine.ledger
-    measured = {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": time.perf_counter() - started,
-        "phases": {
-            "set-up": set_up,
-            **engine.timings.phases,
-            "evaluation": time.perf_counter() - testing,
+    now = time.perf_counter()
+    record = {
+        "format": records.FORMAT,
+        **what,
+        "dataset": dataset,
+        "data": asdict(silos.statistics()),
+        "engine": {"name": "in-process", "threads": threads},
+        "versions": records.versions(),
+        "model": asdict(shape),
+        "label_names": list(schema.label_names),
+        "shared_model": weights is not None,
+        "silos_with_own_model": sorted(own),
+        "pooled": chosen.pooled,
+        "result": None if scores is None else asdict(scores),
+        "rounds": engine.history,
+        "said": engine.sentences,
+        "bytes": {
+            "up": ledger.total("up"),
+            "down": ledger.total("down"),
+            "left_by_silo": ledger.left(),
         },
-        "steps": engine.timings.steps,
-        "peak_memory_mb": records.peak_memory_mb(),
-        "machine": platform.machine(),
-        "workers": engine.workers,
+        "measured": {
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": now - started,
+            "phases": {"set-up": set_up, **engine.timings.phases, "evaluation": now - testing},
+            "steps": engine.timings.steps,
+            "peak_memory_mb": records.peak_memory_mb(),
+            "machine": platform.machine(),
+            "workers": engine.workers,
+        },
     }
-    statistics = silos.statistics()
-    result = Result(
-        method=chosen,
-        shape=shape,
-        label_names=schema.label_names,
-        weights=weights,
-        own=own,
-        scores=scores,
-        ledger=ledger,
-        history=engine.history,
-        record={
-            "format": records.FORMAT,
-            **what,
-            "dataset": dataset,
-            "data": asdict(statistics),
-            "engine": {"name": "in-process", "threads": engine.threads},
-            "versions": records.versions(),
-            "model": records.shape_as_dict(shape),
-            "label_names": list(schema.label_names),
-            "shared_model": weights is not None,
-            "silos_with_own_model": sorted(own),
-            "result": None if scores is None else asdict(scores),
-            "rounds": engine.history,
-            "said": engine.sentences,
-            "pooled": chosen.pooled,
-            "bytes": {
-                "up": ledger.total("up"),
-                "down": ledger.total("down"),
-                "left_by_silo": {} if chosen.pooled else ledger.left(),
-            },
-            "measured": measured,
-        },
-    )
+    names = schema.label_names
+    result = Result(chosen, shape, names, weights, own, scores, ledger, engine.history, record)
     if folder is not None:
         result.save(folder)
     return result

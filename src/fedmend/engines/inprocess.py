@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,17 @@ from fedmend.engines.base import EngineBase, Watch
 from fedmend.federation import Schema, SiloBase, SiloLost
 
 S = TypeVar("S", bound=SiloBase)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Compute with this many torch threads inside the block; the caller's number comes back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +98,7 @@ class InProcess(EngineBase[S]):
         self._timeout = timeout
         self.workers = min(workers or os.cpu_count() or 1, len(self._silos))
         self.threads = threads
-        self._threads_before = torch.get_num_threads()
+        self._fixed = ExitStack()
         self._pool = ThreadPoolExecutor(self.workers) if self.workers > 1 else None
 
     @property
@@ -95,12 +107,11 @@ class InProcess(EngineBase[S]):
         return self._silos
 
     def __enter__(self) -> InProcess[S]:
-        self._threads_before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
+        self._fixed.enter_context(torch_threads(self.threads))
         return self
 
     def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self._threads_before)
+        self._fixed.close()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 

@@ -165,8 +165,3 @@ def _weights(path: Path) -> dict[str, Tensor]:
         raise FileFormatError(f"cannot read {path}: {error.strerror}") from error
     except SafetensorError as error:
         raise FileFormatError(f"{path} is not a safetensors file: {error}") from error
-
-
-def shape_as_dict(shape: ModelShape) -> dict[str, Any]:
-    """A model's shape for the record."""
-    return asdict(shape)
