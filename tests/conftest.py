@@ -6,6 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)  # on graphs this small, a second thread costs ten times what it gives
+
+settings.register_profile("fedmend", deadline=None)  # a busy machine is no failure
+settings.load_profile("fedmend")
 
 
 @pytest.fixture(scope="session")

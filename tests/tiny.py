@@ -7,18 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import settings
 from torch import Tensor
 
 from fedmend.data.csbm import csbm
 from fedmend.data.masks import random_masks
 from fedmend.data.partition import Partition, split
 from fedmend.graph import Graph
-
-torch.set_num_threads(1)  # on graphs this small, a second thread costs ten times what it gives
-
-settings.register_profile("fedmend", deadline=None)  # a busy machine is no failure
-settings.load_profile("fedmend")
 
 QUICK: dict[str, Any] = {"rounds": 3, "hidden": 8, "batch_size": 8, "fan_out": 2, "lr": 0.01}
 """Settings with which a run on a tiny federation takes a few hundredths of a second."""

@@ -18,6 +18,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -78,6 +79,8 @@ def message(cls: type[T]) -> type[T]:
             raise TypeError(f"{cls.__name__}.{field.name}: a message cannot carry {held}")
         rules[field.name] = FieldRule(held, kinds[0])
     _RULES[made] = rules
+    if wire_name(made) in MESSAGES:
+        raise TypeError(f"there is a message {wire_name(made)} already: rename one")
     MESSAGES[wire_name(made)] = made
     return made
 
@@ -95,6 +98,16 @@ def field_rules(message_type: type[Any]) -> Mapping[str, FieldRule]:
 @message
 class Nothing:
     """A message without content: the step itself says it all."""
+
+
+@cache
+def step_types(step: Callable[..., Any]) -> tuple[type[Any], type[Any]]:
+    """The message a step takes and the one it gives, by its annotations."""
+    hints = get_type_hints(step)
+    reply = hints.pop("return", None)
+    if len(hints) != 1 or reply not in _RULES or next(iter(hints.values())) not in _RULES:
+        raise TypeError(f"{step.__qualname__} is no step: it must take a message and give one")
+    return next(iter(hints.values())), reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +219,8 @@ class Federation(ABC, Generic[S]):
 
         Between rounds engines may save `state` and the silos. On resuming, phases that were
         finished yield nothing, and the interrupted one goes on after its last saved round with
-        `state` filled in.
+        `state` filled in: a method of several phases therefore has one `state` for all of them,
+        and asks its silos inside of rounds only (a phase of one step is a loop of one round).
         """
 
     @abstractmethod

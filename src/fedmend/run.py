@@ -24,7 +24,7 @@ from fedmend.engines.inprocess import Fault, InProcess, torch_threads
 from fedmend.errors import DataError, SettingsError, UnknownNameError
 from fedmend.evaluation.evaluate import Scores, check_mode, evaluate, model_with, predict
 from fedmend.federation import Schema
-from fedmend.graph import Graph
+from fedmend.graph import Graph, is_sparse
 from fedmend.methods import Method
 from fedmend.models.backbones import Backbone, ModelShape
 from fedmend.privacy.ledger import Ledger
@@ -180,20 +180,14 @@ def train(
             "threads from 1"
         )
     seed = operator.index(seed)  # numpy's whole numbers too
-    mode = evaluation or ("global-graph" if silos.whole is not None else "own-subgraph")
+    mode = evaluation or default_mode(silos)
     check_mode(mode, silos)
     graphs = _graphs(chosen, silos)
     any_graph = next(iter(graphs.values()))
     schema = Schema(any_graph.num_features, any_graph.label_names)
     if config.min_silos > len(graphs):
         raise SettingsError(f"min_silos={config.min_silos}, but there are {len(graphs)} silos")
-    what = {
-        "method": method,
-        "settings": asdict(config),
-        "seed": seed,
-        "evaluation": mode,
-        "split": {"how": silos.how, "seed": silos.seed, "hash": silos.hash},
-    }
+    what = identity(chosen, config, silos, seed, mode)
     # Building too with fixed threads: waking more of them for small matrices only costs time.
     with torch_threads(threads):
         built = [
@@ -212,7 +206,7 @@ def train(
         checkpoint_file=None if folder is None else folder / records.CHECKPOINT,
         checkpoint_every=checkpoint_every,
         # Threads too: another number of them may round differently.
-        fingerprint=_fingerprint({**what, "threads": threads}),
+        fingerprint=_fingerprint({**what, "threads": threads}, graphs),
         resume=resume,
     )
     set_up = time.perf_counter() - started
@@ -295,8 +289,45 @@ def _graphs(method: Method, silos: Partition) -> dict[str, Graph]:
     return {POOLED: silos.whole}
 
 
-def _fingerprint(what: Mapping[str, Any]) -> str:
+def default_mode(silos: Partition) -> str:
+    """`global-graph` where the whole graph is known."""
+    return "global-graph" if silos.whole is not None else "own-subgraph"
+
+
+def identity(
+    method: Method, settings: Any, silos: Partition, seed: int, mode: str
+) -> dict[str, Any]:
+    """What a run is: the part of its record that decides everything else in it."""
+    return {
+        "method": method.name,
+        "settings": asdict(settings),
+        "seed": seed,
+        "evaluation": mode,
+        "split": {"how": silos.how, "seed": silos.seed, "hash": silos.hash},
+    }
+
+
+def is_same_run(
+    record: Mapping[str, Any],
+    method: str,
+    settings: Mapping[str, Any],
+    silos: Partition,
+    seed: int,
+    evaluation: str | None,
+) -> bool:
+    """Whether a record is of the run that `train` would make of these arguments."""
+    chosen = methods.find(method)
+    config = make(chosen.settings_type, _with_fixed(chosen, settings))
+    wanted = identity(chosen, config, silos, seed, evaluation or default_mode(silos))
+    return all(record.get(key) == value for key, value in wanted.items())
+
+
+def _fingerprint(what: Mapping[str, Any], graphs: Mapping[str, Graph]) -> str:
     """Identifies a run to its checkpoints; more rounds of the same are still the same run."""
     settings = {key: value for key, value in what["settings"].items() if key != "rounds"}
     text = json.dumps({**what, "settings": settings, "torch": torch.__version__}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    digest = hashlib.sha256(text.encode())
+    for _, graph in sorted(graphs.items()):
+        values = graph.x.values() if is_sparse(graph.x) else graph.x.contiguous()
+        digest.update(values.numpy().data)
+    return digest.hexdigest()

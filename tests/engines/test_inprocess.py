@@ -356,3 +356,8 @@ def test_many_silos_train() -> None:
     assert alone.weights is not None
     for key, value in result.weights.items():
         torch.testing.assert_close(value, alone.weights[key])
+
+
+def test_a_silo_refuses_a_message_its_step_does_not_take() -> None:
+    with engine_of() as engine, pytest.raises(WireError, match="not allowed here"):
+        engine.ask(Silo.add, Row(torch.zeros(1)))  # type: ignore[arg-type]  # on purpose

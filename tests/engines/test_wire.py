@@ -577,3 +577,9 @@ def test_headers_stay_small_in_memory(name: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 48 * 2**20
+
+
+def test_two_messages_of_one_name_are_refused() -> None:
+    """A type is known by module and class: a second one would be taken for the first."""
+    with pytest.raises(TypeError, match=r"there is a message federation\.Nothing already"):
+        message(type("Nothing", (), {"__module__": "elsewhere.federation"}))

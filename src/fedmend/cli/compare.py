@@ -37,6 +37,7 @@ def compare(
     """Train several methods on the same silos and show them side by side."""
     from fedmend import experiments
     from fedmend.reports import tables
+    from fedmend.reports.summary import summarise_runs
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     settings = common.gather_settings(set_, config, rounds=rounds, backbone=backbone, device=device)
@@ -50,7 +51,7 @@ def compare(
     with common.Display(runs) as display, common.stopping_gently(display, folder):
         found = experiments.compare(names, plan, folder, display.watch)
     if json:
-        summaries = [experiments.summarise_runs(runs).as_dict() for runs in found.values()]
+        summaries = [summarise_runs(runs).as_dict() for runs in found.values()]
         common.print_json({"folder": str(folder), "methods": summaries, "runs": found})
         return
     console = common.out_console()

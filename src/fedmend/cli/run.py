@@ -39,10 +39,10 @@ def run(
         check_settings,
         run_seeds,
         seed_folders,
-        summarise_runs,
         write_summary,
     )
     from fedmend.reports import tables
+    from fedmend.reports.summary import summarise_runs
 
     settings = common.gather_settings(set_, config, rounds=rounds, backbone=backbone, device=device)
     check_settings([method], settings)

@@ -10,13 +10,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import torch
 
 from fedmend.engines import checkpoint, wire
 from fedmend.errors import SettingsError, WireError
-from fedmend.federation import Federation, Replies, Schema, SiloBase, SiloLost
+from fedmend.federation import Federation, Replies, Schema, SiloBase, SiloLost, step_types
 from fedmend.parts.randomness import stream
 from fedmend.privacy.ledger import Ledger
 
@@ -152,7 +152,7 @@ class EngineBase(Federation[S]):
 
     def _ask(self, step: Callable[[S, M], R], requests: Mapping[str, wire.Encoded]) -> Replies[R]:
         started = time.perf_counter()
-        reply_type = get_type_hints(step)["return"]
+        _, reply_type = step_types(step)
         for name, request in requests.items():
             self._count(name, "down", request)
         data = {name: request.data for name, request in requests.items()}

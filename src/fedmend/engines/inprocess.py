@@ -20,7 +20,7 @@ import torch
 
 from fedmend.engines import wire
 from fedmend.engines.base import EngineBase, Watch
-from fedmend.federation import Schema, SiloBase, SiloLost
+from fedmend.federation import Schema, SiloBase, SiloLost, step_types
 
 S = TypeVar("S", bound=SiloBase)
 
@@ -123,7 +123,8 @@ class InProcess(EngineBase[S]):
             if lost is not None:
                 return lost
             perform: Callable[[Any], Any] = getattr(self._silos[name], step)
-            return wire.encode(perform(wire.decode(requests[name])))
+            expected, _ = step_types(perform.__func__)  # type: ignore[attr-defined]  # bound
+            return wire.encode(perform(wire.decode(requests[name], allowed=(expected,))))
 
         names = list(requests)
         if self._pool is None or len(names) == 1:

@@ -20,14 +20,12 @@ FEW_PRODUCTS = 2**16
 
 
 class SparseMatrix:
-    """A constant matrix in CSR form. `reused`: keep the transpose for the backward passes."""
+    """A constant matrix in CSR form. `reused`: keep the transpose after the first backward pass."""
 
     def __init__(self, csr: Tensor, *, reused: bool = False) -> None:
         self.csr = csr
+        self._reused = reused
         self._transposed: Tensor | None = None
-        if reused:
-            flipped = csr_tensor(scipy_csr(csr.cpu()).T.tocsr())
-            self._transposed = flipped.to(device=csr.device, dtype=csr.dtype)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -38,9 +36,12 @@ class SparseMatrix:
         return product
 
     def transposed_times(self, dense: Tensor) -> Tensor:
+        csr = self.csr
+        if self._reused and self._transposed is None:
+            flipped = csr_tensor(scipy_csr(csr.cpu()).T.tocsr())
+            self._transposed = flipped.to(device=csr.device, dtype=csr.dtype)
         if self._transposed is not None:
             return self._transposed @ dense
-        csr = self.csr
         values, col, rowptr = csr.values(), csr.col_indices(), csr.crow_indices()
         if csr.device.type != "cpu" or len(col) * dense.shape[1] <= FEW_PRODUCTS:
             row = torch.repeat_interleave(rowptr[1:] - rowptr[:-1])

@@ -49,9 +49,11 @@ class Ledger:
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._bytes: Counter[tuple[str, int, str, Direction, str, str]] = Counter()
+        self._totals: Counter[tuple[str, Direction]] = Counter()  # by silo: asked every round
         for entry in entries:
             key = (entry.phase, entry.round, entry.silo, entry.direction)
             self._bytes[(*key, entry.message, entry.kind)] += entry.bytes
+            self._totals[(entry.silo, entry.direction)] += entry.bytes
 
     def count(
         self,
@@ -66,6 +68,7 @@ class Ledger:
         for kind, size in sizes.items():
             if size:
                 self._bytes[(phase, round, silo, direction, message, kind.value)] += size
+                self._totals[(silo, direction)] += size
 
     @property
     def entries(self) -> list[Entry]:
@@ -76,7 +79,7 @@ class Ledger:
         """Bytes in one direction (or both), of one silo (or all)."""
         return sum(
             size
-            for (_, _, name, way, _, _), size in self._bytes.items()
+            for (name, way), size in self._totals.items()
             if direction in (None, way) and silo in (None, name)
         )
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fedmend.data.partition import PartitionStatistics
 from fedmend.evaluation.metrics import Summary
-from fedmend.experiments import MethodSummary, paired_difference, summarise_runs
+from fedmend.reports.summary import MethodSummary, paired_difference, summarise_runs
 
 MOST_SILOS = 12
 """With more silos than this, a table shows the extremes and the total instead of every one."""
