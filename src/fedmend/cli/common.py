@@ -139,19 +139,24 @@ class Display:
             disable=not console.is_terminal,
             transient=True,
         )
+        self._preparing = console.status("preparing ...")
         self._watch: Watch | None = None
 
     def __enter__(self) -> Display:
-        self._progress.start()
+        if self._console.is_terminal:
+            self._preparing.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._preparing.stop()
         self._progress.stop()
 
     def watch(self, method: str, seed: int) -> Watch:
         """A watch that shows this run."""
         from fedmend.engines.base import Watch
 
+        self._preparing.stop()
+        self._progress.start()
         self._started += 1
         for task in self._progress.task_ids:
             self._progress.remove_task(task)

@@ -35,21 +35,23 @@ def compare(
     json: common.JsonOption = False,
 ) -> None:
     """Train several methods on the same silos and show them side by side."""
-    from fedmend import experiments
-    from fedmend.reports import tables
-    from fedmend.reports.summary import summarise_runs
-
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    settings = common.gather_settings(set_, config, rounds=rounds, backbone=backbone, device=device)
-    source = experiments.Source(dataset, silos, split, ratio, data_root, split_seed)
-    chosen = tuple(range(seed, seed + seeds))
-    plan = experiments.Plan(
-        source, chosen, settings, evaluation, resume, workers, threads, checkpoint_every
-    )
     folder = out or common.default_out("compare", dataset)
-    runs = seeds * len(names)
-    with common.Display(runs) as display, common.stopping_gently(display, folder):
-        found = experiments.compare(names, plan, folder, display.watch)
+    chosen = tuple(range(seed, seed + seeds))
+    with common.Display(seeds * len(names)) as display:
+        from fedmend import experiments
+        from fedmend.reports import tables
+        from fedmend.reports.summary import summarise_runs
+
+        settings = common.gather_settings(
+            set_, config, rounds=rounds, backbone=backbone, device=device
+        )
+        source = experiments.Source(dataset, silos, split, ratio, data_root, split_seed)
+        plan = experiments.Plan(
+            source, chosen, settings, evaluation, resume, workers, threads, checkpoint_every
+        )
+        with common.stopping_gently(display, folder):
+            found = experiments.compare(names, plan, folder, display.watch)
     if json:
         summaries = [summarise_runs(runs).as_dict() for runs in found.values()]
         common.print_json({"folder": str(folder), "methods": summaries, "runs": found})

@@ -12,17 +12,14 @@ def demo() -> None:
     import tempfile
     from pathlib import Path
 
-    from fedmend import experiments
-    from fedmend.reports import tables
-
     err = common.err_console()
     err.print("Cora: 2708 papers, 7 subjects; its citations are cut into 5 silos (Louvain).")
     err.print("Training each silo alone, all together without sharing data, and on pooled data ...")
-    plan = experiments.Plan(experiments.Source("cora", 5), (0,), {})
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        common.Display(len(METHODS)) as display,
-    ):
+    with tempfile.TemporaryDirectory() as folder, common.Display(len(METHODS)) as display:
+        from fedmend import experiments
+        from fedmend.reports import tables
+
+        plan = experiments.Plan(experiments.Source("cora", 5), (0,), {})
         found = experiments.compare(METHODS, plan, Path(folder), display.watch)
     console = common.out_console()
     console.print(tables.comparison(found))

@@ -33,28 +33,26 @@ def run(
     json: common.JsonOption = False,
 ) -> None:
     """Train a method on a federation and test it."""
-    from fedmend.experiments import (
-        Plan,
-        Source,
-        check_settings,
-        run_seeds,
-        seed_folders,
-        write_summary,
-    )
-    from fedmend.reports import tables
-    from fedmend.reports.summary import summarise_runs
-
-    settings = common.gather_settings(set_, config, rounds=rounds, backbone=backbone, device=device)
-    check_settings([method], settings)
-    source = Source(dataset, silos, split, ratio, data_root, split_seed)
-    chosen = tuple(range(seed, seed + seeds))
-    plan = Plan(source, chosen, settings, evaluation, resume, workers, threads, checkpoint_every)
     folder = out or common.default_out(method, dataset)
-    folders = seed_folders(folder, chosen, resume)
-    with common.Display(seeds) as display, common.stopping_gently(display, folder):
-        runs = run_seeds(method, plan, folders, display.watch)
+    chosen = tuple(range(seed, seed + seeds))
+    with common.Display(seeds) as display:
+        from fedmend import experiments
+        from fedmend.reports import tables
+        from fedmend.reports.summary import summarise_runs
+
+        settings = common.gather_settings(
+            set_, config, rounds=rounds, backbone=backbone, device=device
+        )
+        experiments.check_settings([method], settings)
+        source = experiments.Source(dataset, silos, split, ratio, data_root, split_seed)
+        plan = experiments.Plan(
+            source, chosen, settings, evaluation, resume, workers, threads, checkpoint_every
+        )
+        folders = experiments.seed_folders(folder, chosen, resume)
+        with common.stopping_gently(display, folder):
+            runs = experiments.run_seeds(method, plan, folders, display.watch)
     if seeds > 1:
-        write_summary(folder, {method: runs})
+        experiments.write_summary(folder, {method: runs})
     if json:
         common.print_json({**summarise_runs(runs).as_dict(), "folder": str(folder), "runs": runs})
         return

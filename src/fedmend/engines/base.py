@@ -240,8 +240,9 @@ class EngineBase(Federation[S]):
 
     def _tell(self, number: int, count: int) -> None:
         if self.watch.on_round:
-            rounds = self.history.get(self._phase, {})
-            newest = rounds[max(rounds)] if rounds else {}
+            known: dict[str, float] = {}  # the newest of each figure: some come a round later
+            for _, metrics in sorted(self.history.get(self._phase, {}).items())[-2:]:
+                known.update(metrics)
             up, down = self.ledger.total("up"), self.ledger.total("down")
             seconds = time.perf_counter() - self._started
-            self.watch.on_round(Moment(self._phase, number, count, newest, up, down, seconds))
+            self.watch.on_round(Moment(self._phase, number, count, known, up, down, seconds))

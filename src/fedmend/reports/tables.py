@@ -67,7 +67,8 @@ def what_left(run: Record) -> Table | str:
         return "What left each silo: everything. All raw data was pooled in one place."
     left: Mapping[str, Mapping[str, int]] = run["bytes"]["left_by_silo"]
     kinds = sorted({kind for each in left.values() for kind in each})
-    table = Table(title="What left each silo", title_justify="left", title_style="bold")
+    title = f"What left each silo (seed {run['seed']})"
+    table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("silo")
     for kind in kinds:
         table.add_column(kind, justify="right")
