@@ -10,12 +10,13 @@ PYTEST_WORKERS ?= 2
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# PIP_CONSTRAINT and not -c: it also pins what pip installs to build the package.
 # The stamp is written last, so an interrupted install is repeated, and a finished one starts at once.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fedmend needs Python 3.11 or newer; set PYTHON=/path/to/python3")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing fedmend and its pinned dependencies into $(VENV) (once; a few minutes) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(READY)
 
 install: $(READY) ## create .venv and install the exact pins
