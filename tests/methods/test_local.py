@@ -27,4 +27,6 @@ def test_one_silo_trains_as_fedavg_does() -> None:
     one = Partition(dict(list(tiny_partition().silos.items())[:1]), "by hand", None)
     local = train("local", one, **OPTIONS).history["training"]
     fedavg = train("fedavg", one, **OPTIONS).history["training"]
+    for metrics in fedavg.values():
+        metrics.pop("selected", None)  # FedAvg's server says which round it keeps
     assert local == {number: fedavg[number] for number in range(1, 5)}

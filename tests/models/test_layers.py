@@ -17,6 +17,7 @@ with warnings.catch_warnings():
 from fedmend.data.csbm import csbm
 from fedmend.data.sampling import whole_graph_hop
 from fedmend.graph import Graph
+from fedmend.models import layers
 from fedmend.models.features import Features
 from fedmend.models.layers import DenseLayer, GatLayer, GcnLayer, SageLayer
 from tests.tiny import plain_graph
@@ -149,3 +150,14 @@ def test_attention_of_large_scores_is_finite() -> None:
     layer = GatLayer(3, 2, 1, seeded())
     out = layer(Features(graph.x * 1e4), whole_graph_hop(graph))
     assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("block", [1, 40, 2**26])
+def test_attention_by_blocks_is_attention(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = csbm(nodes=50, degree=6, features=5, seed=3)
+    layer = GatLayer(5, 8, 2, torch.Generator().manual_seed(0))
+    at_once = layer(Features(graph.x), whole_graph_hop(graph)).detach()
+    monkeypatch.setattr(layers, "BLOCK", block)
+    with torch.no_grad():
+        by_blocks = layer(Features(graph.x), whole_graph_hop(graph))
+    torch.testing.assert_close(by_blocks, at_once)

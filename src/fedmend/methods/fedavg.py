@@ -121,6 +121,7 @@ def train_shared(
     accuracy = share_right({name: (v.right, v.nodes) for name, v in finals.items()})
     state.offer(settings.rounds, state.weights, accuracy)
     silos.note(settings.rounds, validation_accuracy=accuracy)
+    silos.note(state.best_round, selected=1.0)
     return state.best
 
 

@@ -7,6 +7,7 @@ that is passed in, never from torch's global one.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,9 @@ from torch import Tensor, nn
 from fedmend.data.sampling import Hop
 from fedmend.models.features import Features
 from fedmend.models.propagation import heard_through, own_through
+
+BLOCK = 2**26
+"""Floats that attention gathers at a time when it only predicts."""
 
 
 def glorot(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Parameter:
@@ -67,7 +71,7 @@ class GatLayer(nn.Module):
         self, inputs: int, outputs: int, heads: int, generator: torch.Generator | None
     ) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.width = heads, outputs
         self.weight = glorot(inputs, outputs, generator)
         self.as_target = glorot(heads, outputs // heads, generator)
         self.as_source = glorot(heads, outputs // heads, generator)
@@ -76,14 +80,26 @@ class GatLayer(nn.Module):
     def forward(self, h: Tensor | Features, hop: Hop) -> Tensor:
         values = (h @ self.weight).view(hop.sources, self.heads, -1)
         own = hop.own_rows(values)
-        listener = torch.arange(hop.rows, device=hop.col.device)
-        target = torch.cat([torch.repeat_interleave(listener, hop.heard), listener])
-        told = torch.cat([values[hop.col], own])
+        # A row of its own for every edge is much memory on a large graph: block by block where
+        # nothing is kept for a backward pass.
+        blocks = 1 if torch.is_grad_enabled() else 1 + len(hop.col) * self.width // BLOCK
+        ends = torch.linspace(0, hop.rows, blocks + 1).long().tolist()
+        heard = [
+            self._attend(values, own[start:end], hop.col, hop.rowptr[start : end + 1])
+            for start, end in pairwise(ends)
+        ]
+        return torch.cat(heard).reshape(hop.rows, -1) + self.bias
+
+    def _attend(self, values: Tensor, own: Tensor, col: Tensor, rowptr: Tensor) -> Tensor:
+        """What some rows hear: the sum over themselves and their columns, weighted by attention."""
+        rows = len(own)
+        listener = torch.arange(rows, device=col.device)
+        target = torch.cat([torch.repeat_interleave(listener, rowptr.diff()), listener])
+        told = torch.cat([values[col[rowptr[0] : rowptr[-1]]], own])
         score = (own * self.as_target).sum(-1)[target] + (told * self.as_source).sum(-1)
-        attention = _softmax_per_row(F.leaky_relu(score, 0.2), target, hop.rows)
+        attention = _softmax_per_row(F.leaky_relu(score, 0.2), target, rows)
         out = values.new_zeros(own.shape)
-        out = out.index_add(0, target, told * attention[..., None])
-        return out.reshape(hop.rows, -1) + self.bias
+        return out.index_add(0, target, told * attention[..., None])
 
 
 def _softmax_per_row(score: Tensor, row: Tensor, rows: int) -> Tensor:
