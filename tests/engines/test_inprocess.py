@@ -242,9 +242,24 @@ def test_progress_and_history() -> None:
     shown = [(m.phase, m.round, m.rounds, dict(m.metrics)) for m in moments]
     assert shown == [
         ("warming", 1, 2, {"loss": 0.1, "accuracy": 0.5}),
-        ("warming", 2, 2, {"loss": 0.2, "accuracy": 0.75}),  # noted later, the same dict
+        ("warming", 2, 2, {"loss": 0.2, "accuracy": 0.5}),  # as it stood then
         ("training", 1, 1, {"loss": 0.0}),
     ]
+    late: list[Moment] = []
+    with engine_of(watch=Watch(on_round=late.append)) as engine:
+        for number in engine.rounds(2, Number(0)):
+            engine.note(number - 1, accuracy=number / 10)  # known a round later, shown all the same
+            engine.note(number, loss=0.0)
+    assert late[1].metrics == {"loss": 0.0, "accuracy": 0.2}
+
+
+def test_progress_counts_bytes_and_times() -> None:
+    moments: list[Moment] = []
+    with engine_of(watch=Watch(on_round=moments.append)) as engine:
+        for _ in engine.rounds(2, Number(0), phase="warming"):
+            engine.ask(Silo.add, Number(1))
+        for _ in engine.rounds(1, Number(0)):
+            pass
     assert 0 < moments[0].bytes_up < moments[1].bytes_up == engine.ledger.total("up")
     assert set(engine.timings.phases) == {"warming", "training"}
     assert set(engine.timings.steps) == {"add"}
