@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from fedmend import privacy
     from fedmend.data.datasets import load
     from fedmend.data.folders import read_folder, read_silos, write_folder, write_partition
     from fedmend.data.masks import random_masks
@@ -32,6 +33,7 @@ __all__ = [
     "Partition",
     "Result",
     "load",
+    "privacy",
     "random_masks",
     "read_folder",
     "read_silos",
@@ -59,10 +61,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fedmend' has no attribute {name!r}")
     import importlib
 
+    if name == "privacy":  # a package: `fedmend.privacy.nfdp`
+        return importlib.import_module("fedmend.privacy")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedmend' has no attribute {name!r}")
     return getattr(importlib.import_module(f"fedmend.{_HOMES[name]}"), name)
 
 
