@@ -18,7 +18,7 @@ QUICK = ("--rounds", "2", "--silos", "3")
 def test_help_lists_every_command(fedmend: Command) -> None:
     done = fedmend("--help")
     assert done.returncode == 0
-    for name in ("run", "compare", "predict", "partition", "check", "methods", "datasets"):
+    for name in ("run", "compare", "predict", "partition", "check", "methods", "privacy"):
         assert name in done.stdout
 
 

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from fedmend.cli import check, common, compare, demo, listing, partition, predict, run
+from fedmend.cli import check, common, compare, demo, listing, partition, predict, privacy, run
 from fedmend.errors import FedmendError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command("check")(check.check)
 app.command("methods")(listing.methods)
 app.command("datasets")(listing.datasets)
 app.command("splits")(listing.splits)
+app.add_typer(privacy.app, name="privacy")
 
 
 @app.callback(invoke_without_command=True)
