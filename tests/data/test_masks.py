@@ -9,8 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import chi2_contingency
 
+from fedmend.data.csbm import csbm
 from fedmend.data.masks import random_masks
+from fedmend.data.partition import split
 from fedmend.errors import GraphError, SettingsError
 from fedmend.graph import Graph
 
@@ -75,3 +78,17 @@ def test_bad_seed_and_no_labels() -> None:
         random_masks(graph_of([0, 1]), seed=-1)
     with pytest.raises(GraphError, match="no node has a label"):
         random_masks(graph_of([-1, -1]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_roles_classes_and_silos_have_nothing_to_do_with_each_other(seed: int) -> None:
+    """One seed serves graph, roles and cut; each must draw as if it were alone."""
+    graph = random_masks(csbm(nodes=4000, classes=4, seed=seed), seed=seed)
+    assignment = split(graph, 4, "random", seed=seed).assignment
+    assert assignment is not None
+    role = graph.train_mask.long() + 2 * graph.val_mask.long()
+    for one, other in ((role, graph.y), (role, assignment), (graph.y, assignment)):
+        table = np.zeros((4, 4))
+        np.add.at(table, (np.asarray(one), np.asarray(other)), 1)
+        found = chi2_contingency(table[table.sum(1) > 0])
+        assert found.pvalue > 1e-4

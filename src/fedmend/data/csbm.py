@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _MAX_NODES = 100_000_000  # above it, pair numbers times eight leave the exact range of a float64
 
+_STREAM = 0x6373626D  # "csbm"
+
 
 def csbm(
     nodes: int = 1000,
@@ -52,7 +54,9 @@ def csbm(
         seed: the same seed gives the same graph.
     """
     count = _check(nodes, degree, edges, classes, features, homophily, signal, seed)
-    rng = np.random.default_rng(seed)
+    # A stream of its own: roles drawn with the same seed would otherwise repeat the permutation
+    # that gives the nodes their classes, and leave a class without training nodes.
+    rng = np.random.default_rng([seed, _STREAM])
     size = np.full(classes, nodes // classes, dtype=np.int64)
     size[: nodes % classes] += 1
     # Places 0 .. nodes-1 are sorted by class; `order` says which node stands in which place.
