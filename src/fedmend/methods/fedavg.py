@@ -97,14 +97,16 @@ class Training(Selection):
 
 
 def server(silos: Federation[Silo], settings: FedAvgSettings) -> dict[str, Tensor]:
-    """FedAvg of the whole model."""
-    return train_shared(silos, settings, initial_weights(silos, settings))
+    """FedAvg of the whole model; gives the weights that did best in validation."""
+    state = train_shared(silos, settings, initial_weights(silos, settings))
+    silos.note(state.best_round, selected=1.0)
+    return state.best
 
 
 def train_shared(
     silos: Federation[Silo], settings: FedAvgSettings, weights: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """Rounds of training and averaging; gives the weights that did best in validation."""
+) -> Training:
+    """Rounds of training and averaging, each round's weights offered to the selection."""
     state = Training(weights)
     for number in silos.rounds(settings.rounds, state):
         updates = silos.ask(Silo.train, Weights(state.weights)).enough(settings.min_silos)
@@ -121,8 +123,7 @@ def train_shared(
     accuracy = share_right({name: (v.right, v.nodes) for name, v in finals.items()})
     state.offer(settings.rounds, state.weights, accuracy)
     silos.note(settings.rounds, validation_accuracy=accuracy)
-    silos.note(state.best_round, selected=1.0)
-    return state.best
+    return state
 
 
 def initial_weights(silos: Federation[Silo], settings: FedAvgSettings) -> dict[str, Tensor]:
