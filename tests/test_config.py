@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from fedmend.config import describe, from_pairs, from_toml, make, setting
 from fedmend.errors import SettingsError, UnknownNameError
-from tests import tiny  # noqa: F401  # for its Hypothesis profile
 
 
 @dataclass(frozen=True, kw_only=True)

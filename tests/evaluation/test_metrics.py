@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
 from fedmend.evaluation.metrics import accuracy, macro_f1, summarise
-from tests import tiny  # noqa: F401  # for its Hypothesis profile
 
 labels = st.integers(0, 6)
 

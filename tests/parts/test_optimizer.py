@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from fedmend.parts.optimizer import Optimizer
-from tests import tiny  # noqa: F401  # one torch thread
 
 
 def parameters() -> list[nn.Parameter]:

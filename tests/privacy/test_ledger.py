@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmend.privacy.ledger import Direction, Entry, Kind, Ledger
-from tests import tiny  # noqa: F401  # for its Hypothesis profile
 
 texts = st.text(min_size=1, max_size=6).filter(str.isprintable)  # as silos' names must be
 directions: st.SearchStrategy[Direction] = st.sampled_from(["up", "down"])
