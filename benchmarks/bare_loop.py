@@ -1,4 +1,4 @@
-"""FedAvg as a bare loop: what this machine can do today when nothing is in the way.
+"""FedAvg as a bare loop: a yardstick of the same arithmetic with nothing in the way.
 
 Full batch, plain tensors, CSR products whose transposes are computed beforehand, torch's fused
 Adam, averaging in place. No messages, no counting, no validation, no checks: fedmend's rounds are

@@ -212,7 +212,7 @@ def _speed(result: Result, published: Result) -> list[str]:
         "### Full batch, beside a bare loop and OpenFGL\n",
         f"{setup['local_epochs']} local epochs a round, hidden {setup['hidden']}, milliseconds per "
         "round. The *bare loop* is hand-written FedAvg on CSR products without messages, counting "
-        "or validation: this machine's limit today. OpenFGL's figures were measured earlier on "
+        "or validation: a yardstick. OpenFGL's figures were measured earlier on "
         f"a machine of the same kind, not in this run; it took {memory[0]}-{memory[1]} MB.\n",
         table(
             ["", "bare loop", "fedmend", "x bare", "two workers", "OpenFGL", "target", ""],
