@@ -185,6 +185,10 @@ class SiloBase:
         """This silo's own model where the method has one per silo; it never leaves by itself."""
         return None
 
+    def mended_embeddings(self) -> Tensor | None:
+        """What this silo's nodes bring along where it predicts on its own graph (FedDEP)."""
+        return None
+
 
 S = TypeVar("S", bound=SiloBase)
 M = TypeVar("M")

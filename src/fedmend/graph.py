@@ -74,13 +74,17 @@ def is_sparse(x: Tensor) -> bool:
     return x.layout == torch.sparse_csr
 
 
+def spans(start: Tensor, count: Tensor) -> Tensor:
+    """The positions start[i], start[i] + 1, ... (count[i] of them), for one i after another."""
+    shift = torch.repeat_interleave(start - (torch.cumsum(count, 0) - count), count)
+    return torch.arange(len(shift), device=shift.device) + shift
+
+
 def row_entries(rowptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Where the entries of `rows` stand in a CSR matrix, row by row, and how many each row has."""
     start = rowptr[rows]
     count = rowptr[rows + 1] - start
-    # Position of every wanted entry: its row's start, plus its place within the row.
-    shift = torch.repeat_interleave(start - (torch.cumsum(count, 0) - count), count)
-    return torch.arange(len(shift), device=shift.device) + shift, count
+    return spans(start, count), count
 
 
 def offsets(count: Tensor) -> Tensor:

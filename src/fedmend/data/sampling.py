@@ -150,6 +150,13 @@ def whole_graph_hop(graph: Graph) -> Hop:
     return Hop(graph.rowptr, graph.col, graph.num_nodes, graph.degree, graph.degree, reused=True)
 
 
+def hop_to(graph: Graph, nodes: Tensor) -> Hop:
+    """The hop in which `nodes` are computed from everybody, hearing all their neighbours."""
+    chosen = every_neighbour(graph, nodes)
+    degree = graph.degree
+    return Hop(chosen.rowptr, chosen.col, nodes, degree[nodes], degree, reused=True)
+
+
 def gathered_hops(
     graph: Graph, batch: Tensor, layers: int, draw: Draw
 ) -> tuple[Sequence[Hop], Tensor]:

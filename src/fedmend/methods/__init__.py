@@ -88,6 +88,33 @@ METHODS = {
             fixed={"backbone": "sage"},
         ),
         Method(
+            "fedsage+",
+            "silos generate the neighbours they miss, learning from each other's nodes (FedSage+)",
+            "fedsage_plus",
+            "FedSagePlusSettings",
+        ),
+        Method(
+            "feddep",
+            "silos generate deep neighbour embeddings, learning from prototypes shared once",
+            "feddep",
+            "FedDEPSettings",
+            fixed={"backbone": "sage"},
+        ),
+        Method(
+            "feddep-no-dgen",
+            "FedDEP without its generator: other silos' nearest prototypes stand in as they are",
+            "feddep",
+            "FedDEPSettings",
+            fixed={"backbone": "sage", "generator": "nearest"},
+        ),
+        Method(
+            "feddep-no-proto",
+            "FedDEP without prototypes: generators learn by exchanging gradients, as in FedSage+",
+            "feddep",
+            "FedDEPSettings",
+            fixed={"backbone": "sage", "exchange": "gradients"},
+        ),
+        Method(
             "fedprox",
             "FedAvg whose silos are pulled towards the shared weights (mu)",
             "fedprox",

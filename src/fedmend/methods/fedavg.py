@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from torch import Tensor
 
@@ -96,6 +96,9 @@ class Training(Selection):
     best_accuracy: float = 0.0
 
 
+S = TypeVar("S", bound=Silo)
+
+
 def server(silos: Federation[Silo], settings: FedAvgSettings) -> dict[str, Tensor]:
     """FedAvg of the whole model; gives the weights that did best in validation."""
     state = train_shared(silos, settings, initial_weights(silos, settings))
@@ -106,8 +109,14 @@ def server(silos: Federation[Silo], settings: FedAvgSettings) -> dict[str, Tenso
 def train_shared(
     silos: Federation[Silo], settings: FedAvgSettings, weights: dict[str, Tensor]
 ) -> Training:
-    """Rounds of training and averaging, each round's weights offered to the selection."""
+    """FedAvg from these weights, from the first round to the last."""
     state = Training(weights)
+    train_rounds(silos, settings, state)
+    return state
+
+
+def train_rounds(silos: Federation[S], settings: FedAvgSettings, state: Training) -> None:
+    """Rounds of training and averaging, each round's weights offered to the selection."""
     for number in silos.rounds(settings.rounds, state):
         updates = silos.ask(Silo.train, Weights(state.weights)).enough(settings.min_silos)
         accuracy = share_right(
@@ -123,10 +132,9 @@ def train_shared(
     accuracy = share_right({name: (v.right, v.nodes) for name, v in finals.items()})
     state.offer(settings.rounds, state.weights, accuracy)
     silos.note(settings.rounds, validation_accuracy=accuracy)
-    return state
 
 
-def initial_weights(silos: Federation[Silo], settings: FedAvgSettings) -> dict[str, Tensor]:
+def initial_weights(silos: Federation[S], settings: FedAvgSettings) -> dict[str, Tensor]:
     """The weights training starts from; every method with the same backbone starts alike."""
     model = build(settings.shape(silos.schema), silos.stream("initial weights"))
     return {key: value.detach() for key, value in model.named_parameters()}

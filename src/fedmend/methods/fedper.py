@@ -30,8 +30,12 @@ class FedPerSettings(fedavg.FedAvgSettings):
 
 
 def is_shared(key: str, settings: FedPerSettings) -> bool:
-    """Whether a weight belongs to the shared layers; weights are named layers.<number>.<name>."""
-    return int(key.split(".")[1]) < settings.layers - settings.personal_layers
+    """Whether a weight belongs to the shared layers.
+
+    Weights are named layers.<number>.<name>; what stands before the first layer is shared.
+    """
+    part, number, *_ = key.split(".")
+    return part != "layers" or int(number) < settings.layers - settings.personal_layers
 
 
 def shared(weights: Mapping[str, Tensor], settings: FedPerSettings) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The backbones every method can use: GraphSAGE, GCN, GAT and MLP, of any number of layers."""
+"""The backbones every method can use: GraphSAGE, GCN, GAT, MLP and FedDEP's embedding-fused F."""
 
 from __future__ import annotations
 
@@ -12,19 +12,31 @@ from torch import Tensor, nn
 from fedmend.data.sampling import Hop
 from fedmend.errors import SettingsError, UnknownNameError
 from fedmend.models.features import Features
-from fedmend.models.layers import DenseLayer, GatLayer, GcnLayer, SageLayer
+from fedmend.models.layers import (
+    ClosedMeanLayer,
+    DenseLayer,
+    GatLayer,
+    GcnLayer,
+    SageLayer,
+    glorot,
+)
 
 BACKBONES = {
     "sage": "GraphSAGE with the mean aggregator",
     "gcn": "graph convolutional network",
     "gat": "graph attention network",
     "mlp": "features only, no edges: what the graph adds is measured against it",
+    "fused-sage": "GraphSAGE with a place for mended embeddings; without them it is GraphSAGE",
+    "fused-paper": "FedDEP's F as printed: means over the closed neighbourhood, no own term",
 }
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """All it takes to build a model: stored in a run's record, so that `predict` can rebuild it."""
+    """All it takes to build a model: stored in a run's record, so that `predict` can rebuild it.
+
+    embedding: width of the mended embeddings a fused backbone takes; 0 if it takes none.
+    """
 
     backbone: str
     num_features: int
@@ -33,6 +45,7 @@ class ModelShape:
     layers: int
     heads: int
     dropout: float
+    embedding: int = 0
 
 
 class Backbone(nn.Module):
@@ -42,24 +55,70 @@ class Backbone(nn.Module):
         super().__init__()
         self.shape = shape
         widths = [shape.num_features] + [shape.hidden] * (shape.layers - 1) + [shape.num_classes]
+        self.input: DenseLayer | None = None
+        if shape.backbone == "fused-paper":
+            # W^(0): a node's own features, before anything is heard (K + 1 matrices in all).
+            self.input = DenseLayer(shape.num_features, shape.hidden, generator)
+            widths[0] = shape.hidden
         self.layers = nn.ModuleList(
             _layer(shape, inputs, outputs, position == shape.layers - 1, generator)
             for position, (inputs, outputs) in enumerate(pairwise(widths))
         )
+        self.mended: nn.ParameterList | None = None
+        if shape.embedding:
+            # Drawn last: all other weights are those of the same network without mending.
+            rows = widths[:1] * (self.input is not None) + widths[1:]
+            self.mended = nn.ParameterList(glorot(shape.embedding, n, generator) for n in rows)
 
     @property
     def uses_edges(self) -> bool:
         return self.shape.backbone != "mlp"
 
     def forward(
-        self, x: Features, hops: Sequence[Hop], generator: torch.Generator | None = None
+        self,
+        x: Features,
+        hops: Sequence[Hop],
+        generator: torch.Generator | None = None,
+        mended: Tensor | None = None,
     ) -> Tensor:
-        """Class scores of the nodes the last hop computes; `generator` draws the dropout."""
+        """Class scores of the nodes the last hop computes.
+
+        generator: draws the dropout. mended: the mended embedding of every input row (FedDEP's
+        mean of the generated neighbours); None where nothing is mended, the same as all zeros.
+        """
+        if mended is not None and self.mended is not None:
+            return self._fused(x, hops, generator, mended, list(self.mended))
+        heard: Tensor | Features = x
+        if self.input is not None:
+            heard = self._between(self.input.project(x), generator)
         first, *deeper = zip(self.layers, hops, strict=True)
-        h: Tensor = first[0](x, first[1])
+        h: Tensor = first[0](heard, first[1])
         for layer, hop in deeper:
-            h = layer(self._drop(torch.relu(h), generator), hop)
+            h = layer(self._between(h, generator), hop)
         return h
+
+    def _fused(
+        self,
+        x: Features,
+        hops: Sequence[Hop],
+        generator: torch.Generator | None,
+        mended: Tensor,
+        weights: list[Tensor],
+    ) -> Tensor:
+        """The same, with every layer adding the mended embeddings through weights of its own."""
+        heard: Tensor | Features = x
+        if self.input is not None:
+            heard = self._between(self.input.project(x) + mended @ weights.pop(0), generator)
+        h = mended
+        for number, (layer, hop) in enumerate(zip(self.layers, hops, strict=True)):
+            if number:
+                heard = self._between(h, generator)
+            mended = hop.own_rows(mended)
+            h = torch.addmm(layer(heard, hop), mended, weights[number])
+        return h
+
+    def _between(self, h: Tensor, generator: torch.Generator | None) -> Tensor:
+        return self._drop(torch.relu(h), generator)
 
     def _drop(self, h: Tensor, generator: torch.Generator | None) -> Tensor:
         rate = self.shape.dropout
@@ -81,6 +140,10 @@ def _layer(
             return GatLayer(inputs, outputs, 1 if last else shape.heads, generator)
         case "mlp":
             return DenseLayer(inputs, outputs, generator)
+        case "fused-sage":
+            return SageLayer(inputs, outputs, generator)
+        case "fused-paper":
+            return ClosedMeanLayer(inputs, outputs, generator)
         case other:
             raise UnknownNameError("backbone", other, BACKBONES)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -52,6 +54,42 @@ class Features:
         if not self.sparse or self.x.device.type != "cpu":
             return Features(operator.csr @ (self.x.to_dense() if self.sparse else self.x))
         return _in_quicker_form(csr_tensor(scipy_csr(operator.csr) @ scipy_csr(self.x)))
+
+
+class MendedFeatures(Features):
+    """Constant features of a graph's own nodes, then rows that a generator is trained through.
+
+    Nothing of what layers derive from them can be kept: it depends on the generator's weights.
+    """
+
+    def __init__(self, own: Features, generated: Tensor) -> None:
+        self._own, self._generated = own, generated
+        self._total = own.x.shape[0] + len(generated)
+
+    @property
+    def sparse(self) -> bool:
+        return True  # like sparse ones: multiplied by the weights first
+
+    def __matmul__(self, weight: Tensor) -> Tensor:
+        return torch.cat([self._own @ weight, self._generated @ weight])
+
+    def rows(self, own: int | Tensor) -> Features:
+        if isinstance(own, Tensor):
+            return _Later(self, lambda product: product.index_select(0, own))
+        return self if own == self._total else _Later(self, lambda product: product[:own])
+
+    def combined(self, operator: SparseMatrix) -> Features:
+        return _Later(self, lambda product: operator @ product)
+
+
+class _Later(Features):
+    """Features that are multiplied by the weights before they are selected or combined."""
+
+    def __init__(self, of: Features, then: Callable[[Tensor], Tensor]) -> None:
+        self._of, self._then = of, then
+
+    def __matmul__(self, weight: Tensor) -> Tensor:
+        return self._then(self._of @ weight)
 
 
 def _in_quicker_form(x: Tensor) -> Features:

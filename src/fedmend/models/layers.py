@@ -64,6 +64,18 @@ class GcnLayer(nn.Module):
         return heard_through(h, self.weight, hop, "gcn") + self.bias
 
 
+class ClosedMeanLayer(nn.Module):
+    """The mean over the closed neighbourhood, the node itself among its neighbours (FedDEP)."""
+
+    def __init__(self, inputs: int, outputs: int, generator: torch.Generator | None) -> None:
+        super().__init__()
+        self.weight = glorot(inputs, outputs, generator)
+        self.bias = zeros(outputs, generator)
+
+    def forward(self, h: Tensor | Features, hop: Hop) -> Tensor:
+        return heard_through(h, self.weight, hop, "closed-mean") + self.bias
+
+
 class GatLayer(nn.Module):
     """Graph attention over the closed neighbourhood; the heads' outputs stand side by side."""
 
@@ -122,3 +134,7 @@ class DenseLayer(nn.Module):
 
     def forward(self, h: Tensor | Features, hop: Hop) -> Tensor:
         return own_through(h, self.weight, hop) + self.bias
+
+    def project(self, x: Features) -> Tensor:
+        """All rows, of a hop or not."""
+        return x @ self.weight + self.bias

@@ -11,7 +11,7 @@ from fedmend.data.sampling import Hop
 from fedmend.models.features import Features
 from fedmend.models.sparse import SparseMatrix
 
-Rule = Literal["mean", "gcn"]
+Rule = Literal["mean", "gcn", "closed-mean"]
 
 
 def operator(hop: Hop, rule: Rule) -> SparseMatrix:
@@ -20,6 +20,7 @@ def operator(hop: Hop, rule: Rule) -> SparseMatrix:
     mean: 1 / (number heard) for each neighbour heard.
     gcn: 1 / sqrt((d_v + 1)(d_u + 1)) over the closed neighbourhood, the node itself included; a
         sampled neighbour stands for degree / heard of them.
+    closed-mean: 1 / (number heard + 1) for each neighbour heard and for the node itself.
     """
     key = f"operator-{rule}"
     if key in hop.cache:
@@ -29,6 +30,9 @@ def operator(hop: Hop, rule: Rule) -> SparseMatrix:
     if rule == "mean":
         rowptr, col = hop.rowptr, hop.col
         weights = torch.repeat_interleave(1.0 / heard, heard)
+    elif rule == "closed-mean":
+        rowptr, col, _ = _with_itself(hop)
+        weights = torch.repeat_interleave(1.0 / (heard + 1), heard + 1)
     else:
         rowptr, col, neighbours = _with_itself(hop)
         weights = torch.empty(len(col), device=col.device)

@@ -39,6 +39,18 @@ def weighted_mean(
     return mean
 
 
+def added_up(updates: Mapping[str, Weights], like: Weights) -> Weights:
+    """sum_i w_i, in the order of the silos' names, checked as in `weighted_mean`."""
+    if not updates:
+        return {}
+    total = {key: torch.zeros_like(value) for key, value in like.items()}
+    for name in sorted(updates):
+        check_weights(name, updates[name], like=like)
+        for key, value in updates[name].items():
+            total[key].add_(value)
+    return total
+
+
 def check_weights(silo: str, weights: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
     """Refuse weights of other names, shapes or types than `like`, or that are NaN or infinite."""
     if weights.keys() != like.keys():

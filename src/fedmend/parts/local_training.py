@@ -15,8 +15,8 @@ from fedmend.data.sampling import (
     all_rows_hops,
     covers_most,
     drawing,
-    every_neighbour,
     gathered_hops,
+    hop_to,
     whole_graph_hop,
 )
 from fedmend.errors import DataError, FederationError, SettingsError
@@ -35,8 +35,15 @@ class LocalTraining:
     """One silo's model, its optimiser and its random streams, kept for the whole run."""
 
     def __init__(
-        self, name: str, graph: Graph, shape: ModelShape, settings: TrainingSettings, seed: int
+        self,
+        name: str,
+        graph: Graph,
+        shape: ModelShape,
+        settings: TrainingSettings,
+        seed: int,
+        purpose: str = "",
     ) -> None:
+        """`purpose`: where a silo trains two models, what tells this one's random streams apart."""
         self.name = name
         self.graph = graph
         self.settings = settings
@@ -47,18 +54,22 @@ class LocalTraining:
                 f"{name} has no training nodes: give some nodes the role 'train', use fewer silos "
                 "or another split"
             )
-        self.model = build(shape, stream(seed, name, "unused initial weights")).to(self.device)
+        self.model = self._build(shape, seed).to(self.device)
         self._features = Features(graph.x.to(self.device), reused=True)
         self._whole = whole_graph_hop(graph).to(self.device)
         self._labels = graph.y.to(self.device)
-        self._batches = stream(seed, name, "batches")
-        self._neighbours = stream(seed, name, "neighbours")
-        self._dropout = stream(seed, name, "dropout")
+        self._batches = stream(seed, name, purpose + "batches")
+        self._neighbours = stream(seed, name, purpose + "neighbours")
+        self._dropout = stream(seed, name, purpose + "dropout")
         self._draw = drawing(graph, settings.fan_out, self._neighbours)
         self._full_batch = self._hops_for(self.train_nodes) if self._static else None
         self._val_nodes = torch.nonzero(graph.val_mask)[:, 0]
         self._val_hops = self._hops_for(self._val_nodes) if len(self._val_nodes) else None
         self._optimizer = self._new_optimizer()
+
+    def _build(self, shape: ModelShape, seed: int) -> Backbone:
+        """The model; its first weights are replaced by those that `load` gets."""
+        return build(shape, stream(seed, self.name, "unused initial weights"))
 
     @property
     def _static(self) -> bool:
@@ -67,9 +78,7 @@ class LocalTraining:
 
     def _hops_for(self, nodes: Tensor) -> Sequence[Hop]:
         """The hops that compute `nodes` from everybody, kept because they serve again."""
-        chosen = every_neighbour(self.graph, nodes)
-        degree = self.graph.degree
-        last = Hop(chosen.rowptr, chosen.col, nodes, degree[nodes], degree, reused=True)
+        last = hop_to(self.graph, nodes)
         return [self._whole] * (self.settings.layers - 1) + [last.to(self.device)]
 
     def _new_optimizer(self) -> Optimizer:
@@ -129,19 +138,25 @@ class LocalTraining:
         """Class scores of a batch in training, on freshly drawn neighbourhoods."""
         s = self.settings
         if self._full_batch is not None:
-            return self._forward(self._features, self._full_batch)
+            return self._forward(self._features, self._full_batch, None)
         if not self.model.uses_edges:
             alone = _nobody(batch, self.graph)
             features = Features(select_rows(self.graph.x, batch)).to(self.device)
-            return self._forward(features, [alone.to(self.device)] * s.layers)
+            return self._forward(features, [alone.to(self.device)] * s.layers, batch)
         if covers_most(self.graph, len(batch), s.layers, s.fan_out):
             hops = all_rows_hops(self.graph, batch, s.layers, self._draw)
-            return self._forward(self._features, [hop.to(self.device) for hop in hops])
+            return self._forward(self._features, [hop.to(self.device) for hop in hops], None)
         hops, nodes = gathered_hops(self.graph, batch, s.layers, self._draw)
         features = Features(select_rows(self.graph.x, nodes)).to(self.device)
-        return self._forward(features, [hop.to(self.device) for hop in hops])
+        return self._forward(features, [hop.to(self.device) for hop in hops], nodes)
 
-    def _forward(self, features: Features, hops: Sequence[Hop]) -> Tensor:
+    def _forward(
+        self,
+        features: Features,
+        hops: Sequence[Hop],
+        nodes: Tensor | None,  # noqa: ARG002  # for methods that know more of the nodes
+    ) -> Tensor:
+        """Scores in training; `nodes`: whose features the rows are, None = everybody's."""
         scores: Tensor = self.model(features, hops, self._dropout)
         return scores
 
@@ -153,9 +168,14 @@ class LocalTraining:
             return 0, 0
         self.model.eval()
         with torch.no_grad():
-            found = self.model(self._features, self._val_hops).argmax(1)
+            found = self._predict(self._val_hops).argmax(1)
         right = found == self._labels[self._val_nodes.to(self.device)]
         return int(right.sum()), len(self._val_nodes)
+
+    def _predict(self, hops: Sequence[Hop]) -> Tensor:
+        """Scores in validation, from everybody's features."""
+        scores: Tensor = self.model(self._features, hops)
+        return scores
 
     # Saving
 

@@ -35,17 +35,18 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step; every parameter must have a gradient."""
-        gradients = [each.grad for each in self._parameters if each.grad is not None]
-        weights: list[Tensor] = list(self._parameters)
+        """One step; a parameter without a gradient stays, and so do its moments."""
+        moving = [i for i, each in enumerate(self._parameters) if each.grad is not None]
+        weights: list[Tensor] = [self._parameters[i] for i in moving]
+        gradients = [each.grad for each in weights if each.grad is not None]
         if self._adam:
             adam(
                 weights,
                 gradients,
-                self._means,
-                self._squares,
+                [self._means[i] for i in moving],
+                [self._squares[i] for i in moving],
                 [],
-                self._steps,
+                [self._steps[i] for i in moving],
                 fused=True,
                 amsgrad=False,
                 beta1=0.9,

@@ -1,0 +1,567 @@
+"""FedDEP: silos generate deep neighbour embeddings, and share prototypes once instead of talking.
+
+Zhang et al., "Deep Efficient Private Neighbor Generation for Subgraph Federated Learning", section
+3. Three phases:
+
+1. *Proto* (3.2). Every silo trains a GNN of its own, takes its nodes' embeddings of depth L,
+   groups them into C clusters and shares the clusters' means, its prototypes. They are sent once.
+2. *DGen* (3.1). Every silo learns, without another message ("pseudo-FL"), to generate the
+   embeddings of the neighbours its nodes miss: it hides a share h of its nodes and generates what
+   their neighbours lost, near the own prototypes of the hidden nodes (beta^f) and near the nearest
+   prototype of every other silo (beta^n), as many as were lost (beta^d), so that a classifier does
+   well with them (Eq. 3.1).
+3. FedAvg of the classifier F, whose convolutions are *embedding-fused*: at every layer the mean of
+   a node's generated embeddings comes in with weights of its own (statement 3.1).
+
+*NFDP* (3.3) is the sampling: d neighbours per node and hop in all local training, and a Bernoulli
+sampler of rate r on the generated neighbours. What that protects is computed by
+`fedmend.privacy.nfdp` and stored with every run; it is vacuous for any usual setting.
+
+What leaves a silo beyond FedAvg's messages: C prototypes of d_z numbers, once. A prototype is the
+mean of at least `min_cluster` embeddings.
+
+Where this follows the released code, or neither it nor the paper:
+- `fused="sage"`, the default, adds a linear map of the mended embedding to every GraphSAGE layer,
+  as the code does: at zero it *is* GraphSAGE, so that FedDEP against FedAvg compares mending and
+  nothing else. `fused="paper"` has the paper's K+1 matrices over closed neighbourhoods.
+- The local GNN ends in tanh with a linear head on top, as in the code, and all silos start it from
+  the same weights, so that their embeddings' axes have something in common.
+- k-means takes the place of the code's autoencoder clustering. The embeddings that are clustered
+  are computed on drawn neighbours too; the account counts that as one more epoch.
+- The nearest prototype of every other silo is sought, as printed; the code draws one at random.
+- While F is trained the generator is frozen; `joint` lets it learn on in every round.
+- The generated neighbours that are kept are drawn anew in every local epoch.
+- On a graph that nobody mended, the whole graph above all, mended embeddings are zero, in
+  validation too; `generate_at_inference` uses them on the silo's own graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedmend.config import setting
+from fedmend.data.sampling import ALL_NEIGHBOURS, Hop, all_rows_hops, hop_to, whole_graph_hop
+from fedmend.errors import FederationError
+from fedmend.federation import Federation, Nothing, Replies, Schema, message
+from fedmend.graph import Graph
+from fedmend.methods import fedavg
+from fedmend.models.backbones import Backbone, ModelShape, build
+from fedmend.models.encoder import Encoder
+from fedmend.models.features import Features
+from fedmend.parts.head_exchange import ExchangingSilo, Progress, exchange, say_if_two
+from fedmend.parts.local_training import LocalTraining
+from fedmend.parts.nearest import nearest_rows
+from fedmend.parts.neighbour_generator import NeighbourGenerator
+from fedmend.parts.prototypes import Prototypes, prototypes
+from fedmend.parts.randomness import stream, stream_seed
+from fedmend.parts.reconstruction import lost_neighbour_loss, nearest_loss
+from fedmend.parts.settings import TrainingSettings
+from fedmend.privacy.edge_ldp import account
+from fedmend.privacy.ledger import Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDEPSettings(fedavg.FedAvgSettings):
+    """FedAvg's settings, and those of Proto, DGen and NFDP."""
+
+    fused: str = setting(
+        "sage",
+        "sage: GraphSAGE plus a map of the mended embeddings; paper: F as printed",
+        choices=("sage", "paper"),
+    )
+    depth: int = setting(2, "hops that a generated embedding sums up (L)", low=1, high=20)
+    embedding: int = setting(128, "width of the embeddings (d_z)", low=1, high=10**5)
+    encoder_epochs: int = setting(50, "epochs of the local GNN (N)", low=1)
+    encoder_lr: float = setting(1e-3, "step size of the local GNN", low=0.0)
+    clusters: int = setting(0, "prototypes per silo (C); 0 = as many as classes", low=0)
+    min_cluster: int = setting(3, "fewest nodes behind a prototype", low=1)
+    neighbours: int = setting(5, "most neighbours generated for a node (k)", low=0, high=100)
+    hide: float = setting(0.5, "share of a silo's nodes hidden to learn from (h)", low=0, high=0.9)
+    generator_hidden: int = setting(256, "hidden layer of the neighbour head", low=1)
+    generator_epochs: int = setting(50, "steps on the whole graph the generator makes", low=0)
+    generator_lr: float = setting(1e-3, "step size of the generator", low=0.0)
+    warm_start: bool = setting(True, "the generator's encoder starts as the local GNN")
+    number_weight: float = setting(1.0, "weight of the number loss (beta^d)", low=0.0)
+    own_weight: float = setting(1.0, "weight of the own prototypes (beta^f)", low=0.0)
+    others_weight: float = setting(1.0, "weight of the other silos' prototypes (beta^n)", low=0.0)
+    generator: str = setting(
+        "deep",
+        "deep: DGen; nearest: other silos' nearest prototypes themselves, nothing is learned",
+        choices=("deep", "nearest"),
+    )
+    exchange: str = setting(
+        "prototypes",
+        "prototypes, sent once; or gradients, asked in every step as in FedSage+",
+        choices=("prototypes", "gradients"),
+    )
+    min_batch: int = setting(32, "fewest nodes an exchange of gradients takes place with", low=1)
+    rate: float = setting(0.5, "share of generated neighbours kept (r)", low=0.0, high=1.0)
+    joint: bool = setting(False, "the generator learns on while the classifier is trained")
+    generate_at_inference: bool = setting(False, "silos use generated neighbours to predict too")
+
+    def shape(self, schema: Schema) -> ModelShape:
+        backbone = f"fused-{self.fused}"
+        return replace(super().shape(schema), backbone=backbone, embedding=self.embedding)
+
+
+# The parts of a silo
+
+
+def new_encoder(
+    settings: FedDEPSettings, schema: Schema, generator: torch.Generator | None
+) -> Encoder:
+    """A GNN of `depth` layers that gives embeddings of width d_z."""
+    shape = replace(TrainingSettings.shape(settings, schema), layers=settings.depth)
+    return Encoder(shape, settings.embedding, generator)
+
+
+class EncoderTraining(LocalTraining):
+    """The local GNN of Proto: trained like any model of a silo, with sampled neighbours."""
+
+    model: Encoder
+    settings: FedDEPSettings
+
+    def __init__(self, name: str, graph: Graph, settings: FedDEPSettings, seed: int) -> None:
+        own = replace(
+            settings,
+            layers=settings.depth,
+            local_epochs=settings.encoder_epochs,
+            lr=settings.encoder_lr,
+        )
+        shape = own.shape(Schema(graph.num_features, graph.label_names))
+        super().__init__(name, graph, shape, own, seed, purpose="encoder ")
+
+    def _build(self, shape: ModelShape, seed: int) -> Backbone:
+        schema = Schema(shape.num_features, self.graph.label_names)
+        return new_encoder(self.settings, schema, stream(seed, "server", "encoder weights"))
+
+    @torch.no_grad()
+    def embeddings(self) -> Tensor:
+        """z_v of all nodes, each layer hearing drawn neighbours as in training."""
+        self.model.eval()
+        everyone = torch.arange(self.graph.num_nodes)
+        hops = all_rows_hops(self.graph, everyone, self.settings.layers, self._draw)
+        return self.model.embed(self._features, [hop.to(self.device) for hop in hops]).cpu()
+
+
+@dataclass(frozen=True)
+class DeepNeighbours:
+    """Generated embeddings, and the node each one belongs to."""
+
+    embeddings: Tensor
+    owner: Tensor
+
+    def mean(self, nodes: int, kept: Tensor | None = None) -> Tensor:
+        """z~_v of every node: the mean of its (kept) generated embeddings, zero if it has none."""
+        made, owner = self.embeddings, self.owner
+        if kept is not None:
+            made, owner = made[kept], owner[kept]
+        count = torch.bincount(owner, minlength=nodes).clamp(min=1)
+        total = made.new_zeros(nodes, made.shape[1]).index_add(0, owner, made)
+        return total / count[:, None]
+
+    def drawn_mean(self, nodes: int, rate: float, generator: torch.Generator) -> Tensor:
+        """The mean over what a Bernoulli sampler of this rate keeps."""
+        return self.mean(nodes, torch.rand(len(self.owner), generator=generator) < rate)
+
+
+class MendedTraining(LocalTraining):
+    """Training of F: every node brings the mean of its generated neighbours along."""
+
+    settings: FedDEPSettings
+
+    def __init__(
+        self, name: str, graph: Graph, shape: ModelShape, settings: FedDEPSettings, seed: int
+    ) -> None:
+        super().__init__(name, graph, shape, settings, seed)
+        self.neighbours: DeepNeighbours | None = None
+        self.sampler = stream(seed, name, "kept neighbours")
+        self._mended: Tensor | None = None
+
+    def _epoch(self) -> Sequence[Tensor]:
+        """The epoch's batches; what the Bernoulli sampler keeps is drawn anew."""
+        self._mended = None
+        if self.neighbours is not None and len(self.neighbours.owner):
+            rate, nodes = self.settings.rate, self.graph.num_nodes
+            drawn = self.neighbours.drawn_mean(nodes, rate, self.sampler)
+            self._mended = drawn.to(self.device)
+        return super()._epoch()
+
+    def _forward(self, features: Features, hops: Sequence[Hop], nodes: Tensor | None) -> Tensor:
+        mended = self._mended
+        if mended is not None and nodes is not None:
+            mended = mended.index_select(0, nodes.to(self.device))
+        scores: Tensor = self.model(features, hops, self._dropout, mended)
+        return scores
+
+    def _predict(self, hops: Sequence[Hop]) -> Tensor:
+        mended = self.at_inference
+        scores: Tensor = self.model(self._features, hops, None, mended)
+        return scores
+
+    @property
+    def at_inference(self) -> Tensor | None:
+        """z~_v where the silo predicts on its own graph: None, or the mean of all generated."""
+        if self.neighbours is None or not self.settings.generate_at_inference:
+            return None
+        return self.neighbours.mean(self.graph.num_nodes).to(self.device)
+
+
+class DGen(NeighbourGenerator):
+    """One silo's generator of missing neighbours' embeddings.
+
+    targets: what stands for each node of the silo when it is a hidden neighbour: its prototype, or
+    its own embedding. others: the other silos' prototypes.
+    """
+
+    encoder: Encoder
+
+    def __init__(
+        self,
+        name: str,
+        graph: Graph,
+        local_gnn: Encoder,
+        targets: Tensor,
+        others: Sequence[Tensor],
+        settings: FedDEPSettings,
+        seed: int,
+    ) -> None:
+        self.settings, self.targets, self.others = settings, targets, others
+        schema = Schema(graph.num_features, graph.label_names)
+        encoder = new_encoder(settings, schema, stream(seed, name, "encoder weights"))
+        if settings.warm_start:
+            encoder.load_state_dict(local_gnn.state_dict())
+        super().__init__(
+            name,
+            graph,
+            encoder,
+            build(settings.shape(schema), stream(seed, "server", "initial weights")),
+            embedding=settings.embedding,
+            neighbours=settings.neighbours,
+            widths=(settings.generator_hidden,),
+            outputs=settings.embedding,
+            bounded=True,
+            hidden_share=settings.hide,
+            batch=0,
+            lr=settings.generator_lr,
+            number_weight=settings.number_weight,
+            seed=seed,
+        )
+        self._sampler = stream(seed, name, "generator kept")
+        graph = self.impaired.graph
+        self._features = Features(graph.x, reused=True)
+        self._everyone = whole_graph_hop(graph)
+        self._train_nodes = torch.nonzero(graph.train_mask)[:, 0]
+        self._last = hop_to(graph, self._train_nodes)
+
+    def embeddings(self) -> Tensor:
+        hops = [self._everyone] * len(self.encoder.layers)
+        return self.encoder.embed(self._features, hops)
+
+    def reconstruction_loss(
+        self, made: Tensor, owner: Tensor, is_true: Tensor, batch: int
+    ) -> Tensor:
+        """The terms of beta^f and beta^n: own targets of lost neighbours, all others' nearest."""
+        settings = self.settings
+        own = lost_neighbour_loss(made[is_true], owner[is_true], self.impaired, self.targets)
+        loss = settings.own_weight * own
+        for theirs in self.others:
+            loss = loss + settings.others_weight * nearest_loss(made, theirs)
+        return loss / batch
+
+    def classification_loss(self, batch: Tensor, made: Tensor, owner: Tensor) -> Tensor:  # noqa: ARG002  # the batch is always everybody
+        graph = self.impaired.graph
+        if not len(self._train_nodes):
+            return made.new_zeros(())
+        made_now = DeepNeighbours(made, owner)
+        mended = made_now.drawn_mean(graph.num_nodes, self.settings.rate, self._sampler)
+        hops = [self._everyone] * (len(self.classifier.layers) - 1) + [self._last]
+        scores = self.classifier(self._features, hops, self.noise, mended)
+        return F.cross_entropy(scores, graph.y[self._train_nodes])
+
+    @torch.no_grad()
+    def generate(self) -> DeepNeighbours:
+        """The neighbours that the nodes of the whole silo graph miss."""
+        hops = [whole_graph_hop(self.graph)] * len(self.encoder.layers)
+        z = self.encoder.embed(Features(self.graph.x), hops)
+        return DeepNeighbours(*self.head(z, self.rounded(self.number(z))))
+
+    def streams(self) -> dict[str, torch.Generator]:
+        return {**super().streams(), "kept": self._sampler}
+
+
+# Messages
+
+
+@message
+class SharedPrototypes:
+    """What a silo tells the others: cluster means of its embeddings; never x, edges or labels."""
+
+    centres: Annotated[Tensor, Kind.PROTOTYPES]
+
+
+@message
+class AllPrototypes:
+    """Every silo's prototypes, in the order of the silos' names, which are not told."""
+
+    sets: Annotated[dict[str, Tensor], Kind.PROTOTYPES]
+
+
+@message
+class Generated:
+    """How a silo's generator learned and how many neighbours it made: for the display."""
+
+    loss: Annotated[float, Kind.METRICS]
+    neighbours: Annotated[int, Kind.COUNTS]
+
+
+class Silo(ExchangingSilo, fedavg.Silo):
+    """A silo that gives its nodes generated deep neighbours before it trains F."""
+
+    settings: FedDEPSettings
+    local: MendedTraining
+
+    def __init__(self, name: str, graph: Graph, settings: FedDEPSettings, seed: int) -> None:
+        fedavg.Silo.__init__(self, name, graph, settings, seed)
+        self.local = MendedTraining(name, graph, self.local.model.shape, settings, seed)
+        self.embeddings: Tensor | None = None
+        self.prototypes: Prototypes | None = None
+        self._gnn: Encoder | None = None
+        self._generator: DGen | None = None
+
+    # Proto
+
+    def train_local_gnn(self) -> Tensor:
+        """The local GNN's embeddings of all nodes."""
+        training = EncoderTraining(self.name, self.graph, self.settings, self.seed)
+        training.train()
+        self._gnn = training.model
+        self.embeddings = training.embeddings()
+        return self.embeddings
+
+    def share_prototypes(self, _: Nothing) -> SharedPrototypes:
+        """Train the local GNN, and sum its embeddings up."""
+        settings = self.settings
+        clusters = settings.clusters or self.graph.num_classes
+        seed = stream_seed(self.seed, self.name, "clusters")
+        self.prototypes = prototypes(self.train_local_gnn(), clusters, settings.min_cluster, seed)
+        return SharedPrototypes(self.prototypes.centres)
+
+    # DGen
+
+    def learn_generator(self, received: AllPrototypes) -> Generated:
+        """Pseudo-FL: all that is needed from the others is here, nothing is asked of them."""
+        if self.prototypes is None:
+            return Generated(0.0, 0)  # lost while prototypes were shared: it generates nothing
+        self._start_generator(self.prototypes.of_nodes, self._of_others(received))
+        loss = self.learn_alone(Nothing()).loss
+        return Generated(loss, self.generate())
+
+    def _of_others(self, received: AllPrototypes) -> list[Tensor]:
+        """All sets but the silo's own, which it knows by its content: no silo is named."""
+        sets = [received.sets[key] for key in sorted(received.sets)]
+        own = None if self.prototypes is None else self.prototypes.centres
+        for place, each in enumerate(sets):
+            if own is not None and torch.equal(each, own):
+                return sets[:place] + sets[place + 1 :]
+        return sets
+
+    def _start_generator(self, targets: Tensor, others: Sequence[Tensor]) -> None:
+        if self._gnn is None:
+            raise FederationError(f"{self.name} has no local GNN to start its generator from")
+        self._generator = DGen(
+            self.name, self.graph, self._gnn, targets, others, self.settings, self.seed
+        )
+
+    def generate(self) -> int:
+        """Give every node the neighbours that are generated for it; how many they are in all."""
+        self.local.neighbours = self.learner.generate()
+        if not self.settings.joint:
+            self._generator = self._gnn = None  # they have done their work
+        return len(self.local.neighbours.owner)
+
+    @property
+    def learner(self) -> DGen:
+        if self._generator is None:
+            raise FederationError(f"{self.name} has no generator")
+        return self._generator
+
+    def use_nearest(self, received: AllPrototypes) -> Generated:
+        """Without DGen: every other silo's prototype nearest to a node stands in as a neighbour."""
+        if self.prototypes is None or self.embeddings is None:
+            return Generated(0.0, 0)
+        self.local.neighbours = nearest_prototypes(
+            self.embeddings, self._of_others(received), self.settings.neighbours
+        )
+        return Generated(0.0, len(self.local.neighbours.owner))
+
+    # The exchange of gradients in place of prototypes
+
+    def start_exchange(self, _: Nothing) -> Progress:
+        """Train the local GNN; its embeddings are what everybody's generator is compared with."""
+        self._start_generator(self.train_local_gnn(), [])
+        return Progress(0.0)
+
+    def candidates(self) -> Tensor:
+        if self.embeddings is None:
+            raise FederationError(f"{self.name} has no embeddings to compare with")
+        return self.embeddings
+
+    @property
+    def exchange_weight(self) -> float:
+        return self.settings.others_weight
+
+    def finish_exchange(self, _: Nothing) -> Generated:
+        """Generate the neighbours that F is trained with."""
+        return Generated(0.0, self.generate() if self._generator is not None else 0)
+
+    # Training F, and what a silo predicts with
+
+    def train(self, received: fedavg.Weights) -> fedavg.Update:
+        if self.settings.joint and self._generator is not None:
+            self._learn_on(received.weights)
+        return super().train(received)
+
+    def _learn_on(self, weights: Mapping[str, Tensor]) -> None:
+        """One more step of the generator, for the classifier as it is now."""
+        with torch.no_grad():
+            for key, parameter in self.learner.classifier.named_parameters():
+                parameter.copy_(weights[key])
+        self.learner.step(*self.learner.draw_batch())
+        self.generate()
+
+    def mended_embeddings(self) -> Tensor | None:
+        return self.local.at_inference
+
+    # Saving
+
+    def state(self) -> dict[str, Tensor]:
+        saved = {**super().state(), "kept stream": self.local.sampler.get_state()}
+        if self._gnn is not None:
+            saved.update({f"gnn/{key}": value for key, value in self._gnn.state_dict().items()})
+        if self.embeddings is not None:
+            saved["embeddings"] = self.embeddings
+        if self.prototypes is not None:
+            saved["centres"] = self.prototypes.centres
+            saved["cluster"] = self.prototypes.cluster
+        if self._generator is not None:
+            saved.update(self._generator.state())
+            saved["targets"] = self._generator.targets
+            for number, each in enumerate(self._generator.others):
+                saved[f"others/{number}"] = each
+        if self.local.neighbours is not None:
+            saved["deep embeddings"] = self.local.neighbours.embeddings
+            saved["deep neighbours of"] = self.local.neighbours.owner
+        return saved
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        super().restore(state)
+        self.local.sampler.set_state(state["kept stream"])
+        gnn = {k.removeprefix("gnn/"): v for k, v in state.items() if k.startswith("gnn/")}
+        if gnn:
+            schema = Schema(self.graph.num_features, self.graph.label_names)
+            self._gnn = new_encoder(self.settings, schema, None)
+            self._gnn.load_state_dict(gnn, assign=True)
+        self.embeddings = state.get("embeddings")
+        if "centres" in state:
+            self.prototypes = Prototypes(state["centres"], state["cluster"])
+        if "targets" in state:
+            count = sum(key.startswith("others/") for key in state)
+            self._start_generator(
+                state["targets"], [state[f"others/{number}"] for number in range(count)]
+            )
+            self.learner.restore(state)
+        if "deep neighbours of" in state:
+            self.local.neighbours = DeepNeighbours(
+                state["deep embeddings"], state["deep neighbours of"]
+            )
+
+
+def nearest_prototypes(embeddings: Tensor, others: Sequence[Tensor], most: int) -> DeepNeighbours:
+    """For every node the nearest prototype of each other silo, of at most so many silos."""
+    nodes = len(embeddings)
+    if not others or not most:
+        return DeepNeighbours(embeddings[:0], torch.zeros(0, dtype=torch.int64))
+    found = torch.stack([theirs[nearest_rows(embeddings, theirs)] for theirs in others], 1)
+    if len(others) > most:
+        distance = ((found - embeddings[:, None]) ** 2).sum(2)
+        chosen = distance.topk(most, dim=1, largest=False).indices
+        found = found.gather(1, chosen[..., None].expand(-1, -1, found.shape[2]))
+    owner = torch.arange(nodes).repeat_interleave(found.shape[1])
+    return DeepNeighbours(found.reshape(len(owner), -1), owner)
+
+
+@dataclass
+class Training(fedavg.Training):
+    """The server's memory, the same for all phases."""
+
+    prototypes: dict[str, Tensor] = field(default_factory=dict)
+
+
+def server(silos: Federation[Silo], settings: FedDEPSettings) -> dict[str, Tensor]:
+    """Proto, DGen, and FedAvg of F; each block is one phase."""
+    state = Training(fedavg.initial_weights(silos, settings))
+    if settings.exchange == "prototypes":
+        for _ in silos.rounds(1, state, "prototypes"):
+            shared = silos.ask(Silo.share_prototypes, Nothing()).enough(settings.min_silos)
+            state.prototypes = {name: reply.centres for name, reply in shared.items()}
+            say_if_shrunk(silos, state.prototypes, settings)
+        for number in silos.rounds(1, state, "generators"):
+            sets = {str(i): each for i, each in enumerate(state.prototypes.values())}
+            step = Silo.learn_generator if settings.generator == "deep" else Silo.use_nearest
+            note_generated(silos, number, silos.ask(step, AllPrototypes(sets)), settings)
+    else:
+        for _ in silos.rounds(1, state, "local GNNs"):
+            silos.ask(Silo.start_exchange, Nothing()).enough(settings.min_silos)
+        say_if_two(silos)
+        for number in silos.rounds(settings.generator_epochs, state, "generator exchange"):
+            exchange(silos, number, settings.min_silos, settings.min_batch)
+        for number in silos.rounds(1, state, "generators"):
+            replies = silos.ask(Silo.finish_exchange, Nothing())
+            note_generated(silos, number, replies, settings)
+    fedavg.train_rounds(silos, settings, state)
+    silos.note(state.best_round, selected=1.0)
+    return state.best
+
+
+def say_if_shrunk(
+    silos: Federation[Silo], shared: Mapping[str, Tensor], settings: FedDEPSettings
+) -> None:
+    """Say which silos have fewer prototypes than asked for."""
+    wanted = settings.clusters or silos.schema.num_classes
+    for name, centres in shared.items():
+        if len(centres) < wanted:
+            silos.say(
+                f"{name} shares {len(centres)} prototypes instead of {wanted}: more would have "
+                f"fewer than min_cluster={settings.min_cluster} nodes each"
+            )
+
+
+def note_generated(
+    silos: Federation[Silo], number: int, replies: Replies[Generated], settings: FedDEPSettings
+) -> None:
+    """The generators' mean loss and how many neighbours they made, for the record."""
+    arrived = replies.enough(settings.min_silos)
+    silos.note(
+        number,
+        generator_loss=sum(reply.loss for reply in arrived.values()) / len(arrived),
+        generated=float(sum(reply.neighbours for reply in arrived.values())),
+    )
+
+
+def privacy(settings: FedDEPSettings, graphs: Mapping[str, Graph]) -> dict[str, Any]:
+    """What theorem 3.1 comes to for this run: kept in its record."""
+    degrees = torch.bincount(torch.cat([graph.degree for graph in graphs.values()]))
+    counts = {degree: int(count) for degree, count in enumerate(degrees.tolist()) if count}
+    if settings.fan_out == ALL_NEIGHBOURS:
+        return {"nfdp": None, "sentence": "All neighbours are heard: NFDP protects nothing here."}
+    # One epoch more: the embeddings behind the prototypes are computed on a draw of their own.
+    epochs = settings.encoder_epochs + 1
+    found = account(settings.fan_out, None, settings.depth, epochs, settings.rate, 1e-5, counts)
+    return {"nfdp": found.to_dict(), "sentence": found.sentence}

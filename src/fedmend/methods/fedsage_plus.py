@@ -1,0 +1,261 @@
+"""FedSage+: silos learn to invent the neighbours they cannot see, then train on mended graphs.
+
+Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS 2021,
+section 4. Every silo has a generator of its own, NeighGen: a GraphSAGE encoder (H^e), a number
+head (dGen) and a neighbour head (fGen). It hides a share h of its nodes and learns to give their
+neighbours back what they lost (Eq. 4), together with a classifier that is trained on the mended
+graph (Eq. 5). In the exchange (Eq. 6) it also learns from the other silos: they get its neighbour
+head and that head's inputs, find for each generated neighbour the nearest of their own nodes, and
+give back the gradient of the distance to it. Then every silo mends its whole graph, and the
+silos train the shared classifier on the mended graphs by FedAvg.
+
+What leaves a silo beyond FedAvg's messages: the neighbour head's weights, its inputs (embedding
+plus noise) of the nodes for which a missing neighbour is predicted, how many are predicted, and
+gradients of other silos' heads. **Those gradients can reveal features**: whoever owns the head
+knows its inputs, and with fewer nodes in a batch than the last hidden layer is wide it can solve
+for the neighbours that were found. They are added up over all other silos before they are handed
+on, and an exchange below `min_batch` nodes does not take place; both make it harder, neither makes
+it safe. With two silos there is nothing to add up, which the run says.
+
+Beyond the paper, or where it is silent:
+- Eq. (3) prints the number of missing neighbours as a function of itself; it is one of z_v.
+- The predicted number is rounded. The reconstruction loss covers the true number of lost
+  neighbours, so that the head also learns where too few are predicted; the exchange covers the
+  predicted number, since the true one must not leave.
+- The classifier of Eq. (5) runs on the mended *impaired* graph, where generated neighbours stand
+  for ones that are really missing. It is thrown away; the shared classifier starts like FedSage's.
+- Noise is added while the generator learns; in mending only with `noise_in_mending`.
+- A silo that was lost while generators learned mends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedmend.config import setting
+from fedmend.data.sampling import whole_graph_hop
+from fedmend.errors import FederationError
+from fedmend.federation import Federation, Nothing, Schema, message
+from fedmend.graph import Graph
+from fedmend.methods import fedavg
+from fedmend.models.backbones import ModelShape, build
+from fedmend.models.features import Features, MendedFeatures
+from fedmend.parts.head_exchange import ExchangingSilo, exchange, note_loss, say_if_two
+from fedmend.parts.local_training import LocalTraining
+from fedmend.parts.mending import mended, mended_hops
+from fedmend.parts.neighbour_generator import NeighbourGenerator
+from fedmend.parts.randomness import stream
+from fedmend.parts.reconstruction import lost_neighbour_loss
+from fedmend.privacy.ledger import Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighGenSettings(fedavg.FedAvgSettings):
+    """How a silo's generator is built and trained on its own graph."""
+
+    neighbours: int = setting(5, "most neighbours generated for a node (k)", low=0, high=100)
+    hide: float = setting(0.15, "share of a silo's nodes hidden to learn from (h)", low=0, high=0.9)
+    embedding: int = setting(128, "width of the embeddings z_v (d_z)", low=1, high=10**5)
+    encoder_layers: int = setting(2, "layers of the generator's encoder", low=1, high=20)
+    generator_hidden: int = setting(256, "first hidden layer of the neighbour head", low=1)
+    generator_width: int = setting(2048, "second hidden layer of the neighbour head", low=1)
+    generator_output: str = setting(
+        "tanh",
+        "tanh (features between -1 and 1) or linear (any others)",
+        choices=("tanh", "linear"),
+    )
+    generator_epochs: int = setting(20, "epochs a silo trains its generator alone", low=0)
+    generator_batch: int = setting(0, "nodes per step of the generator; 0 = all", low=0)
+    generator_lr: float = setting(1e-3, "step size of the generator", low=0.0)
+    number_weight: float = setting(1.0, "weight of the number loss (lambda^d)", low=0.0)
+    feature_weight: float = setting(1.0, "weight of the feature loss (lambda^f)", low=0.0)
+    class_weight: float = setting(1.0, "weight of the classification loss (lambda^c)", low=0.0)
+    noise_in_mending: bool = setting(False, "add noise to embeddings in mending too")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSagePlusSettings(NeighGenSettings):
+    """NeighGen's settings and those of the exchange."""
+
+    generator_rounds: int = setting(10, "rounds of the exchange between generators", low=0)
+    alpha: float = setting(1.0, "weight of the other silos' nodes in Eq. (6)", low=0.0)
+    min_batch: int = setting(32, "fewest nodes an exchange takes place with", low=1)
+
+
+class NeighGen(NeighbourGenerator):
+    """One silo's generator of missing neighbours' features."""
+
+    def __init__(self, name: str, graph: Graph, settings: NeighGenSettings, seed: int) -> None:
+        self.settings = settings
+        shape = settings.shape(Schema(graph.num_features, graph.label_names))
+        super().__init__(
+            name,
+            graph,
+            build(_encoder_shape(graph, settings), stream(seed, name, "encoder weights")),
+            build(shape, stream(seed, "server", "initial weights")),
+            embedding=settings.embedding,
+            neighbours=settings.neighbours,
+            widths=(settings.generator_hidden, settings.generator_width),
+            outputs=graph.num_features,
+            bounded=settings.generator_output == "tanh",
+            hidden_share=settings.hide,
+            batch=settings.generator_batch,
+            lr=settings.generator_lr,
+            number_weight=settings.number_weight,
+            seed=seed,
+        )
+        self._features = Features(self.impaired.graph.x, reused=True)
+        self._everyone = whole_graph_hop(self.impaired.graph)
+        self._mending_noise = stream(seed, name, "mending noise")
+
+    def embeddings(self) -> Tensor:
+        hops = [self._everyone] * len(self.encoder.layers)
+        return torch.relu(self.encoder(self._features, hops))
+
+    def reconstruction_loss(
+        self, made: Tensor, owner: Tensor, is_true: Tensor, batch: int
+    ) -> Tensor:
+        """L^f of Eq. (4): against the nearest of the neighbours a node really lost."""
+        lost = lost_neighbour_loss(made[is_true], owner[is_true], self.impaired, self.graph.x)
+        return self.settings.feature_weight * lost / batch
+
+    def classification_loss(self, batch: Tensor, made: Tensor, owner: Tensor) -> Tensor:
+        graph = self.impaired.graph
+        nodes = batch[graph.train_mask[batch]]
+        if not len(nodes):
+            return made.new_zeros(())
+        hops = mended_hops(graph, owner, nodes, len(self.classifier.layers))
+        scores = self.classifier(MendedFeatures(self._features, made), hops, self.noise)
+        return self.settings.class_weight * F.cross_entropy(scores, graph.y[nodes])
+
+    @torch.no_grad()
+    def generate(self) -> tuple[Tensor, Tensor]:
+        """The neighbours that the silo's nodes miss, and the node each belongs to (Eq. 3)."""
+        hops = [whole_graph_hop(self.graph)] * len(self.encoder.layers)
+        z = torch.relu(self.encoder(Features(self.graph.x), hops))
+        counts = self.rounded(self.number(z))
+        if self.settings.noise_in_mending:
+            z = z + torch.randn(z.shape, generator=self._mending_noise)
+        made, owner = self.head(z, counts)
+        return made, owner
+
+
+def _encoder_shape(graph: Graph, settings: NeighGenSettings) -> ModelShape:
+    return ModelShape(
+        backbone="sage",
+        num_features=graph.num_features,
+        num_classes=settings.embedding,
+        hidden=settings.embedding,
+        layers=settings.encoder_layers,
+        heads=1,
+        dropout=0.0,
+    )
+
+
+@message
+class Mended:
+    """How many neighbours a silo generated."""
+
+    generated: Annotated[int, Kind.COUNTS]
+
+
+class Mending(ExchangingSilo):
+    """A silo's half of FedSage+: the generator, and the graph it mends."""
+
+    settings: NeighGenSettings
+
+    def start_generator(self) -> None:
+        self._generator: NeighGen | None = NeighGen(self.name, self.graph, self.settings, self.seed)
+        self.generated: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def learner(self) -> NeighGen:
+        if self._generator is None:
+            raise FederationError(f"{self.name} has mended its graph: its generator is gone")
+        return self._generator
+
+    def candidates(self) -> Tensor:
+        return self.graph.x
+
+    @property
+    def exchange_weight(self) -> float:
+        return self.settings.feature_weight
+
+    def mended_graph(self) -> Graph:
+        """The graph with its generated neighbours, once and for all; the generator is forgotten."""
+        if self.generated is None:
+            nothing = torch.zeros(0, self.graph.num_features), torch.zeros(0, dtype=torch.int64)
+            self.generated = self.learner.generate() if self.learner.trained else nothing
+        self._generator = None
+        features, owner = self.generated
+        return mended(self.graph, owner, features)
+
+    def mending_state(self) -> dict[str, Tensor]:
+        """The generator while it learns, then only what it generated."""
+        if self.generated is None:
+            return self.learner.state()
+        features, owner = self.generated
+        return {"generated features": features, "generated for": owner}
+
+    def restore_mending(self, state: Mapping[str, Tensor]) -> Graph:
+        """Take back what `mending_state` gave; the graph to train on."""
+        if "generated for" not in state:
+            self.learner.restore(state)
+            return self.graph
+        self.generated = state["generated features"], state["generated for"]
+        return self.mended_graph()
+
+
+class Silo(Mending, fedavg.Silo):
+    """A silo that mends its graph before it trains the shared classifier."""
+
+    settings: FedSagePlusSettings
+
+    def __init__(self, name: str, graph: Graph, settings: FedSagePlusSettings, seed: int) -> None:
+        fedavg.Silo.__init__(self, name, graph, settings, seed)
+        self.start_generator()
+
+    @property
+    def exchange_weight(self) -> float:
+        return self.settings.feature_weight * self.settings.alpha
+
+    def mend(self, _: Nothing) -> Mended:
+        """Generate the missing neighbours, and train on the mended graph from now on."""
+        self._train_on(self.mended_graph())
+        return Mended(self.local.graph.num_nodes - self.graph.num_nodes)
+
+    def _train_on(self, graph: Graph) -> None:
+        shape, settings = self.local.model.shape, self.settings
+        self.local = LocalTraining(self.name, graph, shape, settings, self.seed)
+
+    def state(self) -> dict[str, Tensor]:
+        return {**super().state(), **self.mending_state()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self._train_on(self.restore_mending(state))
+        super().restore(state)
+
+
+def server(silos: Federation[Silo], settings: FedSagePlusSettings) -> dict[str, Tensor]:
+    """Generators alone, then in exchange; mending; FedAvg of the classifier."""
+    state = fedavg.Training(fedavg.initial_weights(silos, settings))
+    if settings.neighbours:
+        for number in silos.rounds(1, state, "generators alone"):
+            alone = silos.ask(Silo.learn_alone, Nothing()).enough(settings.min_silos)
+            note_loss(silos, number, alone)
+        exchanges = settings.generator_rounds if settings.alpha and len(silos.names) > 1 else 0
+        for number in silos.rounds(exchanges, state, "generator exchange"):
+            say_if_two(silos)
+            exchange(silos, number, settings.min_silos, settings.min_batch)
+        for number in silos.rounds(1, state, "mending"):
+            replies = silos.ask(Silo.mend, Nothing()).enough(settings.min_silos)
+            silos.note(number, generated=float(sum(each.generated for each in replies.values())))
+    fedavg.train_rounds(silos, settings, state)
+    silos.note(state.best_round, selected=1.0)
+    return state.best

@@ -1,0 +1,42 @@
+"""A GNN whose embeddings are wanted: its classes, by a linear head on top, only teach it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedmend.data.sampling import Hop
+from fedmend.models.backbones import Backbone, ModelShape
+from fedmend.models.features import Features
+from fedmend.models.layers import glorot, zeros
+
+
+class Encoder(Backbone):
+    """Gives embeddings between -1 and 1, the range of a generator that ends in tanh."""
+
+    def __init__(
+        self, shape: ModelShape, embedding: int, generator: torch.Generator | None
+    ) -> None:
+        """`shape`: of the classifier it learns to be; its last layer gives the embedding."""
+        super().__init__(replace(shape, num_classes=embedding), generator)
+        self.head = glorot(embedding, shape.num_classes, generator)
+        self.head_bias = zeros(shape.num_classes, generator)
+
+    def embed(
+        self, x: Features, hops: Sequence[Hop], generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The embeddings of the nodes the last hop computes."""
+        return torch.tanh(super().forward(x, hops, generator))
+
+    def forward(
+        self,
+        x: Features,
+        hops: Sequence[Hop],
+        generator: torch.Generator | None = None,
+        mended: Tensor | None = None,  # noqa: ARG002  # it is never mended
+    ) -> Tensor:
+        """Class scores by the linear head."""
+        return self.embed(x, hops, generator) @ self.head + self.head_bias

@@ -1,0 +1,67 @@
+"""Mended graphs: generated neighbours become real extra nodes, each with one undirected edge.
+
+In two public ports of FedSage+ the edge runs one way only, so that a generated neighbour never
+reaches a prediction. Here it is an edge like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from fedmend.data.sampling import Hop
+from fedmend.graph import Graph, is_sparse, offsets, row_entries, scipy_csr, spans
+
+
+def mended(graph: Graph, owners: Tensor, features: Tensor) -> Graph:
+    """The graph with one more node per row of `features`, joined to the node owners[i].
+
+    The graph's own nodes keep their rows, features, edges, labels and roles; the new ones come
+    after them and have neither label nor role.
+    """
+    if not len(owners):
+        return graph
+    nodes, new = graph.num_nodes, len(owners)
+    added = features.detach()
+    if is_sparse(graph.x):
+        x = sp.vstack([scipy_csr(graph.x), sp.csr_matrix(added.numpy())], format="csr")
+    else:
+        x = torch.cat([graph.x, added])
+    edges = torch.cat([graph.edges, torch.stack([owners, torch.arange(nodes, nodes + new)])], 1)
+    nobody = torch.zeros(new, dtype=torch.bool)
+    return Graph(
+        x,
+        edges,
+        torch.cat([graph.y, torch.full((new,), -1)]),
+        train_mask=torch.cat([graph.train_mask, nobody]),
+        val_mask=torch.cat([graph.val_mask, nobody]),
+        test_mask=torch.cat([graph.test_mask, nobody]),
+        label_names=graph.label_names,
+        feature_names=graph.feature_names,
+    )
+
+
+def mended_hops(graph: Graph, owners: Tensor, nodes: Tensor, layers: int) -> Sequence[Hop]:
+    """Hops that compute `nodes` from the mended graph, without building it as a `Graph`.
+
+    For training steps in which the generated neighbours are other ones every time.
+    """
+    total = graph.num_nodes + len(owners)
+    new = torch.arange(graph.num_nodes, total)
+    extra = torch.bincount(owners, minlength=graph.num_nodes)
+    # Every node's own neighbours first, then its generated ones; a generated node has its owner.
+    degree = torch.cat([graph.degree + extra, torch.ones(len(owners), dtype=torch.int64)])
+    rowptr = offsets(degree)
+    starts = rowptr[: graph.num_nodes]
+    col = torch.empty(int(rowptr[-1]), dtype=torch.int64)
+    col[spans(starts, graph.degree)] = graph.col
+    order = torch.argsort(owners, stable=True)
+    col[spans(starts + graph.degree, extra)] = new[order]
+    col[rowptr[graph.num_nodes : -1]] = owners
+    everyone = Hop(rowptr, col, total, degree, degree)
+    at, count = row_entries(rowptr, nodes)
+    last = Hop(offsets(count), col[at], nodes, degree[nodes], degree)
+    return [everyone] * (layers - 1) + [last]

@@ -1,0 +1,64 @@
+"""Which row of a matrix, sparse or dense, is nearest to each point: exact, and in blocks.
+
+|a - b|^2 = |a|^2 + |b|^2 - 2 ab, and |a|^2 is the same for all rows b: one product per block, and
+never an array of (points x rows x features).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedmend.graph import is_sparse, row_entries
+
+BLOCK = 2**22
+"""Distances held at a time."""
+
+
+def squared_norms(x: Tensor) -> Tensor:
+    """|x_u|^2 of every row."""
+    if not is_sparse(x):
+        return (x * x).sum(1)
+    rows = torch.repeat_interleave(torch.arange(x.shape[0]), x.crow_indices().diff())
+    return x.values().new_zeros(x.shape[0]).index_add_(0, rows, x.values() ** 2)
+
+
+@torch.no_grad()
+def nearest_rows(points: Tensor, x: Tensor) -> Tensor:
+    """For each point the index of the nearest row of x; of equally near ones the first."""
+    norms = squared_norms(x)
+    size = max(1, BLOCK // max(1, x.shape[0]))
+    found = [
+        (norms[:, None] - 2.0 * (x @ block.T)).argmin(0) for block in torch.split(points, size)
+    ]
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
+
+
+@torch.no_grad()
+def nearest_listed(points: Tensor, x: Tensor, listed: Tensor, rowptr: Tensor) -> Tensor:
+    """Like `nearest_rows`, but point i chooses only from the rows listed[rowptr[i]:rowptr[i+1]].
+
+    Every point needs at least one row to choose from.
+    """
+    count = rowptr[1:] - rowptr[:-1]
+    point = torch.repeat_interleave(torch.arange(len(points)), count)
+    distance = squared_norms(x)[listed] - 2.0 * _products(points, point, x, listed)
+    # The first of the smallest in every list: sorted by distance, then stably by point.
+    order = torch.argsort(distance, stable=True)
+    order = order[torch.argsort(point[order], stable=True)]
+    return listed[order[rowptr[:-1]]]
+
+
+def _products(points: Tensor, point: Tensor, x: Tensor, row: Tensor) -> Tensor:
+    """points[point[i]] . x[row[i]] for every pair i, in blocks."""
+    out = []
+    size = max(1, BLOCK // max(1, points.shape[1]))
+    for which, rows in zip(torch.split(point, size), torch.split(row, size), strict=True):
+        if not is_sparse(x):
+            out.append((points[which] * x[rows]).sum(1))
+            continue
+        at, count = row_entries(x.crow_indices(), rows)
+        pair = torch.repeat_interleave(torch.arange(len(rows)), count)
+        terms = points[which[pair], x.col_indices()[at]] * x.values()[at]
+        out.append(terms.new_zeros(len(rows)).index_add_(0, pair, terms))
+    return torch.cat(out) if out else points.new_zeros(0)

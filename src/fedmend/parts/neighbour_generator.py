@@ -1,0 +1,166 @@
+"""What FedSage+'s NeighGen and FedDEP's DGen have in common: how a silo's generator learns.
+
+A generator is an encoder, a number head and a neighbour head. It learns on the silo's impaired
+graph, where it is known who lost whom, together with a classifier that has to do well on what is
+generated. What the generated neighbours are compared with, and how the classifier uses them, is
+the method's own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedmend.graph import Graph
+from fedmend.models.backbones import Backbone
+from fedmend.models.generator import NeighbourHead, NumberHead
+from fedmend.parts.hiding import Impaired, hide
+from fedmend.parts.optimizer import Optimizer
+from fedmend.parts.randomness import stream
+from fedmend.parts.reconstruction import number_loss
+
+
+class NeighbourGenerator(ABC):
+    """One silo's generator. Methods add the encoder, the head's widths and two loss terms."""
+
+    def __init__(
+        self,
+        name: str,
+        graph: Graph,
+        encoder: Backbone,
+        classifier: Backbone,
+        *,
+        embedding: int,
+        neighbours: int,
+        widths: tuple[int, ...],
+        outputs: int,
+        bounded: bool,
+        hidden_share: float,
+        batch: int,
+        lr: float,
+        number_weight: float,
+        seed: int,
+    ) -> None:
+        self.name, self.graph, self.encoder, self.classifier = name, graph, encoder, classifier
+        self.neighbours, self.embedding = neighbours, embedding
+        self.trained = False
+        self._batch, self._number_weight = batch, number_weight
+        self.noise = stream(seed, name, "generator noise")
+        self._batches = stream(seed, name, "generator batches")
+        weights = stream(seed, name, "generator weights")
+        self.impaired: Impaired = hide(graph, hidden_share, stream(seed, name, "hidden nodes"))
+        self.true = self.impaired.missing.clamp(max=neighbours)
+        self.number = NumberHead(embedding, float(self.impaired.missing.float().mean()), weights)
+        self.head = NeighbourHead(embedding, widths, neighbours, outputs, weights, bounded=bounded)
+        modules: dict[str, nn.Module] = {
+            "encoder": encoder,
+            "number": self.number,
+            "head": self.head,
+            "classifier": classifier,
+        }
+        self.parameters = {
+            f"{part}/{key}": value
+            for part, module in modules.items()
+            for key, value in module.named_parameters()
+        }
+        self._optimizer = Optimizer("adam", self.parameters.values(), lr, 0.0)
+
+    # What a method adds
+
+    @abstractmethod
+    def embeddings(self) -> Tensor:
+        """z_v of every node of the impaired graph, differentiable."""
+
+    @abstractmethod
+    def reconstruction_loss(
+        self, made: Tensor, owner: Tensor, is_true: Tensor, batch: int
+    ) -> Tensor:
+        """How far generated neighbours are from true ones, as a mean over the batch.
+
+        is_true: whether its node really lost that many; the others are predicted only.
+        """
+
+    @abstractmethod
+    def classification_loss(self, batch: Tensor, made: Tensor, owner: Tensor) -> Tensor:
+        """L^c: cross-entropy of the batch's training nodes on the mended impaired graph."""
+
+    # Learning
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """As many batches as it takes to see every node once on average."""
+        return -(-self.impaired.graph.num_nodes // self._batch) if self._batch else 1
+
+    def draw_batch(self) -> tuple[Tensor, Tensor]:
+        """Nodes of the impaired graph for one step, and the noise added to their embeddings."""
+        nodes = self.impaired.graph.num_nodes
+        batch = torch.arange(nodes)
+        if 0 < self._batch < nodes:
+            batch = torch.randperm(nodes, generator=self._batches)[: self._batch]
+        return batch, torch.randn(len(batch), self.embedding, generator=self.noise)
+
+    def predicted(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """The batch's embeddings, and how many missing neighbours are predicted of each."""
+        with torch.no_grad():
+            z = self.embeddings()[batch]
+            return z, self.rounded(self.number(z))
+
+    def rounded(self, predicted: Tensor) -> Tensor:
+        """Predicted numbers of missing neighbours as whole numbers of at most k."""
+        return predicted.detach().round().long().clamp(0, self.neighbours)
+
+    def step(
+        self, batch: Tensor, noise: Tensor, cross: Mapping[str, Tensor] | None = None
+    ) -> float:
+        """One step along all loss terms; `cross` is a gradient of the head that others computed."""
+        z = self.embeddings()[batch]
+        predicted = self.number(z)
+        loss = self._number_weight * number_loss(predicted, self.impaired.missing[batch])
+        asked, true = self.rounded(predicted), self.true[batch]
+        made, row = self.head(z + noise, torch.maximum(asked, true))
+        slot = self.head.slot_of(row)
+        owner = batch[row]
+        loss = loss + self.reconstruction_loss(made, owner, slot < true[row], len(batch))
+        is_asked = slot < asked[row]
+        loss = loss + self.classification_loss(batch, made[is_asked], owner[is_asked])
+        self._optimizer.clear()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's
+        for key, gradient in (cross or {}).items():
+            own = self.parameters[f"head/{key}"]
+            own.grad = gradient if own.grad is None else own.grad.add_(gradient)
+        self._optimizer.step()
+        self._optimizer.clear()  # a head of 60 MB has gradients of 60 MB
+        self.trained = True
+        return float(loss.detach())
+
+    # Saving
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights, optimiser and random streams."""
+        saved = {f"generator/{key}": each.detach() for key, each in self.parameters.items()}
+        for key, each in self._optimizer.state().items():
+            saved[f"generator optimizer/{key}"] = each
+        for key, generator in self.streams().items():
+            saved[f"generator stream/{key}"] = generator.get_state()
+        saved["generator trained"] = torch.tensor(self.trained)
+        return saved
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take back what `state` gave."""
+        with torch.no_grad():
+            for key, each in self.parameters.items():
+                each.copy_(state[f"generator/{key}"])
+        prefix = "generator optimizer/"
+        self._optimizer.restore(
+            {k.removeprefix(prefix): each for k, each in state.items() if k.startswith(prefix)}
+        )
+        for key, generator in self.streams().items():
+            generator.set_state(state[f"generator stream/{key}"])
+        self.trained = bool(state["generator trained"])
+
+    def streams(self) -> dict[str, torch.Generator]:
+        """The random streams that learning draws from."""
+        return {"noise": self.noise, "batches": self._batches}
