@@ -27,7 +27,7 @@ from fedmend.federation import Schema
 from fedmend.graph import Graph, is_sparse
 from fedmend.methods import Method
 from fedmend.models.backbones import Backbone, ModelShape
-from fedmend.privacy.ledger import Ledger
+from fedmend.privacy.ledger import Kind, Ledger
 from fedmend.reports import record as records
 
 POOLED = "everyone"
@@ -182,7 +182,7 @@ def train(
     seed = operator.index(seed)  # numpy's whole numbers too
     mode = evaluation or default_mode(silos)
     check_mode(mode, silos)
-    graphs = _graphs(chosen, silos)
+    graphs = _graphs(chosen, silos, config)
     any_graph = next(iter(graphs.values()))
     schema = Schema(any_graph.num_features, any_graph.label_names)
     if config.min_silos > len(graphs):
@@ -221,9 +221,16 @@ def train(
         testing = time.perf_counter()
         tested = [silos.whole] if mode == "global-graph" else list(silos.silos.values())
         has_tests = any(bool(g.test_mask.any()) for g in tested if g is not None)
-        scores = evaluate(shape, weights, own, silos, mode) if has_tests else None
+        mended = {
+            name: brought
+            for name, silo in engine.silos.items()
+            if (brought := silo.mended_embeddings()) is not None
+        }
+        scores = evaluate(shape, weights, own, silos, mode, mended) if has_tests else None
     # Nothing travels when everything is in one place: all raw data was pooled instead.
     ledger = Ledger() if chosen.pooled else engine.ledger
+    if chosen.sees_beyond:
+        count_surroundings(ledger, silos, graphs)
     now = time.perf_counter()
     record = {
         "format": records.FORMAT,
@@ -237,6 +244,7 @@ def train(
         "shared_model": weights is not None,
         "silos_with_own_model": sorted(own),
         "pooled": chosen.pooled,
+        "privacy": chosen.privacy(config, graphs),
         "result": None if scores is None else asdict(scores),
         "rounds": engine.history,
         "said": engine.sentences,
@@ -272,21 +280,33 @@ def _with_fixed(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **method.fixed}
 
 
-def _graphs(method: Method, silos: Partition) -> dict[str, Graph]:
+def _graphs(method: Method, silos: Partition, settings: Any) -> dict[str, Graph]:
     for name in silos.silos:
         if not records.is_file_name(name):
             raise SettingsError(
                 f"a silo cannot be called {name!r}: its name becomes a file's, so at most 200 "
                 "bytes of printable characters, no / or \\, and no dot in front"
             )
-    if not method.pooled:
+    if not method.pooled and not method.sees_beyond:
         return dict(silos.silos)
     if silos.whole is None:
         raise DataError(
             f"method {method.name!r} needs the whole graph in one place, which these silos do not "
             "come with"
         )
+    if method.sees_beyond:
+        return {name: silos.with_surroundings(name, settings.hops) for name in silos.names}
     return {POOLED: silos.whole}
+
+
+def count_surroundings(ledger: Ledger, silos: Partition, graphs: Mapping[str, Graph]) -> None:
+    """Count what a silo was shown of other silos' nodes as if it had been sent."""
+    for name, graph in graphs.items():
+        shown = graph.num_nodes - silos.silos[name].num_nodes
+        if shown:
+            values = graph.x.values() if is_sparse(graph.x) else graph.x
+            size = values.numel() * values.element_size() * shown // graph.num_nodes
+            ledger.count("set-up", 0, name, "down", "oracle.Surroundings", {Kind.RAW: size})
 
 
 def default_mode(silos: Partition) -> str:

@@ -15,7 +15,7 @@ import torch
 from fedmend.data.masks import has_roles, random_masks
 from fedmend.data.partitioners import PARTITIONERS, owner_names, owners
 from fedmend.errors import DataError, GraphError, SettingsError, UnknownNameError
-from fedmend.graph import UNKNOWN_LABEL, Graph
+from fedmend.graph import UNKNOWN_LABEL, Graph, select_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -167,6 +167,42 @@ class Partition:
             )
         edges = self.whole.edges.numpy()
         return edges[:, self.assignment[edges[0]] != self.assignment[edges[1]]]
+
+    def with_surroundings(self, name: str, hops: int) -> Graph:
+        """A silo's graph with every node of other silos within so many hops, and their edges.
+
+        For measuring only: it is what no silo can see. The silo's own nodes come first, as they
+        are; the others have no role, and their edges beyond the last hop are left out.
+        """
+        whole = self.whole
+        if whole is None:
+            raise DataError("the whole graph of this partition is not known")
+        source, target = whole.edges
+        reached = torch.zeros(whole.num_nodes, dtype=torch.bool)
+        own = torch.from_numpy(self.rows(name))
+        reached[own] = True
+        inside = reached.clone()
+        for _ in range(hops):
+            inside = reached.clone()
+            reached[target[inside[source]]] = True
+            reached[source[inside[target]]] = True
+        is_own = torch.zeros(whole.num_nodes, dtype=torch.bool)
+        is_own[own] = True
+        nodes = torch.cat([own, torch.nonzero(reached & ~is_own)[:, 0]])
+        place = torch.full((whole.num_nodes,), -1, dtype=torch.int64)
+        place[nodes] = torch.arange(len(nodes))
+        seen = (inside[source] | inside[target]) & reached[source] & reached[target]
+        return Graph(
+            select_rows(whole.x, nodes),
+            torch.stack([place[source[seen]], place[target[seen]]]),
+            torch.where(is_own[nodes], whole.y[nodes], UNKNOWN_LABEL),
+            train_mask=(whole.train_mask & is_own)[nodes],
+            val_mask=(whole.val_mask & is_own)[nodes],
+            test_mask=(whole.test_mask & is_own)[nodes],
+            node_ids=whole.node_ids[nodes.numpy()],
+            label_names=whole.label_names,
+            feature_names=whole.feature_names,
+        )
 
     def statistics(self) -> PartitionStatistics:
         """The row of the papers' table 1, and each silo's share of the data."""

@@ -58,11 +58,14 @@ def model_with(shape: ModelShape, weights: Weights) -> Backbone:
     return model.eval()
 
 
-def predict(model: Backbone, graph: Graph) -> Tensor:
-    """Class probabilities of every node of a graph, on full neighbourhoods."""
+def predict(model: Backbone, graph: Graph, mended: Tensor | None = None) -> Tensor:
+    """Class probabilities of every node of a graph, on full neighbourhoods.
+
+    mended: what each node brings along where a silo predicts on its own graph (FedDEP).
+    """
     with torch.no_grad():
         hops = [whole_graph_hop(graph)] * len(model.layers)
-        return torch.softmax(model(Features(graph.x), hops), dim=1)
+        return torch.softmax(model(Features(graph.x), hops, None, mended), dim=1)
 
 
 def evaluate(
@@ -71,8 +74,12 @@ def evaluate(
     own: Mapping[str, Weights],
     partition: Partition,
     mode: str,
+    mended: Mapping[str, Tensor] | None = None,
 ) -> Scores:
-    """Test the shared model (`weights`) or, where there is none, the silos' own ones."""
+    """Test the shared model (`weights`) or, where there is none, the silos' own ones.
+
+    mended: what silos bring along on their own graphs; no use on the whole graph.
+    """
     check_mode(mode, partition)
     shared = None if weights is None else model_with(shape, weights)
     whole = partition.whole if mode == "global-graph" else None
@@ -86,7 +93,11 @@ def evaluate(
         if shared is not None or name in own
     }
     by_silo = {
-        name: _test(shared or model_with(shape, own[name]), graph)
+        name: _test(
+            shared or model_with(shape, own[name]),
+            graph,
+            mended.get(name) if mended and whole is None else None,
+        )
         for name, graph in graphs.items()
         if _tests(graph)
     }
@@ -117,10 +128,10 @@ def _tests(graph: Graph) -> int:
     return int(graph.test_mask.sum())
 
 
-def _test(model: Backbone, graph: Graph) -> dict[str, float]:
+def _test(model: Backbone, graph: Graph, mended: Tensor | None = None) -> dict[str, float]:
     test = graph.test_mask
     if not bool(test.any()):
         raise DataError("the graph has no test nodes: give some nodes the role 'test'")
-    found = predict(model, graph).argmax(1)[test]
+    found = predict(model, graph, mended).argmax(1)[test]
     true = graph.y[test]
     return {"accuracy": accuracy(found, true), "macro_f1": macro_f1(found, true)}

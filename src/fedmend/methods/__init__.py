@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmend.federation import SiloBase
+    from fedmend.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Method:
     module: holds `server`, `Silo` and the settings class named `settings`.
     model: "shared", one for all silos, or "own", one per silo.
     pooled: runs on the whole graph in one place; needs it.
+    sees_beyond: silos are shown true nodes of other silos; needs the whole graph.
     fixed: settings that the name implies.
     """
 
@@ -36,6 +38,7 @@ class Method:
     settings: str
     model: Literal["shared", "own"] = "shared"
     pooled: bool = False
+    sees_beyond: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def _load(self, attribute: str) -> Any:
@@ -50,6 +53,12 @@ class Method:
     def silo_type(self) -> type[SiloBase]:
         found: type[SiloBase] = self._load("Silo")
         return found
+
+    def privacy(self, settings: Any, graphs: Mapping[str, Graph]) -> dict[str, Any] | None:
+        """What the method's privacy claim comes to for a run; None if it makes none."""
+        module = importlib.import_module(f"fedmend.methods.{self.module}")
+        account = getattr(module, "privacy", None)
+        return None if account is None else account(settings, graphs)
 
     @property
     def server(self) -> Callable[[Any, Any], dict[str, Tensor] | None]:
@@ -72,6 +81,20 @@ METHODS = {
             "every silo trains alone on its own graph: what federation is measured against",
             "local",
             "LocalSettings",
+            model="own",
+        ),
+        Method(
+            "oracle",
+            "FedAvg on graphs with the true neighbours of other silos: the most mending can give",
+            "oracle",
+            "OracleSettings",
+            sees_beyond=True,
+        ),
+        Method(
+            "local+",
+            "every silo trains alone on its own graph, mended by its own generator (LocSage+)",
+            "local_plus",
+            "LocalPlusSettings",
             model="own",
         ),
         Method(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from torch import Tensor
 
@@ -39,7 +39,7 @@ class Progress:
 class Silo(SiloBase):
     """One silo on its own."""
 
-    def __init__(self, name: str, graph: Graph, settings: LocalSettings, seed: int) -> None:
+    def __init__(self, name: str, graph: Graph, settings: TrainingSettings, seed: int) -> None:
         super().__init__(name, graph, settings, seed)
         shape = settings.shape(Schema(graph.num_features, graph.label_names))
         self.local = LocalTraining(name, graph, shape, settings, seed)
@@ -69,8 +69,16 @@ class Nowhere:
     """The server remembers nothing."""
 
 
+S = TypeVar("S", bound=Silo)
+
+
 def server(silos: Federation[Silo], settings: LocalSettings) -> None:
     """Only keeps time: each silo ends with a model of its own."""
+    train_rounds(silos, settings)
+
+
+def train_rounds(silos: Federation[S], settings: TrainingSettings) -> None:
+    """Every silo trains its own model, round by round."""
     for number in silos.rounds(settings.rounds, Nowhere()):
         replies = silos.ask(Silo.train, Nothing()).enough(settings.min_silos)
         nodes = sum(reply.validation_nodes for reply in replies.values())

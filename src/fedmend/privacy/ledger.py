@@ -28,6 +28,7 @@ class Kind(StrEnum):
     METRICS = "metrics"
     SHARES = "shares"
     CONTROL = "control"
+    RAW = "raw"  # features and edges themselves: only a ceiling that no federation can reach
     FRAMING = "framing"  # names, shapes and types: the wire format's own bytes
 
 
