@@ -15,10 +15,11 @@ from fedmend.models.features import Features
 from fedmend.models.layers import (
     ClosedMeanLayer,
     DenseLayer,
+    Fusion,
     GatLayer,
     GcnLayer,
+    Projection,
     SageLayer,
-    glorot,
 )
 
 BACKBONES = {
@@ -55,20 +56,20 @@ class Backbone(nn.Module):
         super().__init__()
         self.shape = shape
         widths = [shape.num_features] + [shape.hidden] * (shape.layers - 1) + [shape.num_classes]
-        self.input: DenseLayer | None = None
+        self.input: Projection | None = None
         if shape.backbone == "fused-paper":
             # W^(0): a node's own features, before anything is heard (K + 1 matrices in all).
-            self.input = DenseLayer(shape.num_features, shape.hidden, generator)
+            self.input = Projection(shape.num_features, shape.hidden, generator)
             widths[0] = shape.hidden
         self.layers = nn.ModuleList(
             _layer(shape, inputs, outputs, position == shape.layers - 1, generator)
             for position, (inputs, outputs) in enumerate(pairwise(widths))
         )
-        self.mended: nn.ParameterList | None = None
+        self.mended: nn.ModuleList | None = None
         if shape.embedding:
             # Drawn last: all other weights are those of the same network without mending.
             rows = widths[:1] * (self.input is not None) + widths[1:]
-            self.mended = nn.ParameterList(glorot(shape.embedding, n, generator) for n in rows)
+            self.mended = nn.ModuleList(Fusion(shape.embedding, n, generator) for n in rows)
 
     @property
     def uses_edges(self) -> bool:
@@ -90,7 +91,7 @@ class Backbone(nn.Module):
             return self._fused(x, hops, generator, mended, list(self.mended))
         heard: Tensor | Features = x
         if self.input is not None:
-            heard = self._between(self.input.project(x), generator)
+            heard = self._between(self.input(x), generator)
         first, *deeper = zip(self.layers, hops, strict=True)
         h: Tensor = first[0](heard, first[1])
         for layer, hop in deeper:
@@ -103,18 +104,18 @@ class Backbone(nn.Module):
         hops: Sequence[Hop],
         generator: torch.Generator | None,
         mended: Tensor,
-        weights: list[Tensor],
+        fusions: list[nn.Module],
     ) -> Tensor:
         """The same, with every layer adding the mended embeddings through weights of its own."""
         heard: Tensor | Features = x
         if self.input is not None:
-            heard = self._between(self.input.project(x) + mended @ weights.pop(0), generator)
+            heard = self._between(fusions.pop(0)(self.input(x), mended), generator)
         h = mended
         for number, (layer, hop) in enumerate(zip(self.layers, hops, strict=True)):
             if number:
                 heard = self._between(h, generator)
             mended = hop.own_rows(mended)
-            h = torch.addmm(layer(heard, hop), mended, weights[number])
+            h = fusions[number](layer(heard, hop), mended)
         return h
 
     def _between(self, h: Tensor, generator: torch.Generator | None) -> Tensor:

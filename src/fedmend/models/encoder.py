@@ -11,7 +11,7 @@ from torch import Tensor
 from fedmend.data.sampling import Hop
 from fedmend.models.backbones import Backbone, ModelShape
 from fedmend.models.features import Features
-from fedmend.models.layers import glorot, zeros
+from fedmend.models.layers import Projection
 
 
 class Encoder(Backbone):
@@ -22,8 +22,7 @@ class Encoder(Backbone):
     ) -> None:
         """`shape`: of the classifier it learns to be; its last layer gives the embedding."""
         super().__init__(replace(shape, num_classes=embedding), generator)
-        self.head = glorot(embedding, shape.num_classes, generator)
-        self.head_bias = zeros(shape.num_classes, generator)
+        self.head = Projection(embedding, shape.num_classes, generator)
 
     def embed(
         self, x: Features, hops: Sequence[Hop], generator: torch.Generator | None = None
@@ -39,4 +38,5 @@ class Encoder(Backbone):
         mended: Tensor | None = None,  # noqa: ARG002  # it is never mended
     ) -> Tensor:
         """Class scores by the linear head."""
-        return self.embed(x, hops, generator) @ self.head + self.head_bias
+        scores: Tensor = self.head(self.embed(x, hops, generator))
+        return scores

@@ -135,6 +135,25 @@ class DenseLayer(nn.Module):
     def forward(self, h: Tensor | Features, hop: Hop) -> Tensor:
         return own_through(h, self.weight, hop) + self.bias
 
-    def project(self, x: Features) -> Tensor:
-        """All rows, of a hop or not."""
-        return x @ self.weight + self.bias
+
+class Projection(nn.Module):
+    """A linear map of rows as they are, outside of any hop."""
+
+    def __init__(self, inputs: int, outputs: int, generator: torch.Generator | None) -> None:
+        super().__init__()
+        self.weight = glorot(inputs, outputs, generator)
+        self.bias = zeros(outputs, generator)
+
+    def forward(self, h: Tensor | Features) -> Tensor:
+        return h @ self.weight + self.bias
+
+
+class Fusion(nn.Module):
+    """Adds a linear map of mended embeddings to a layer's output (FedDEP, statement 3.1)."""
+
+    def __init__(self, embedding: int, outputs: int, generator: torch.Generator | None) -> None:
+        super().__init__()
+        self.weight = glorot(embedding, outputs, generator)
+
+    def forward(self, h: Tensor, mended: Tensor) -> Tensor:
+        return torch.addmm(h, mended, self.weight)
