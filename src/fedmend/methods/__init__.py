@@ -138,6 +138,13 @@ METHODS = {
             fixed={"backbone": "sage", "exchange": "gradients"},
         ),
         Method(
+            "feddep-no-nfdp",
+            "FedDEP with DP-SGD (clipped and noised gradients) in place of sampled neighbours",
+            "feddep",
+            "FedDEPSettings",
+            fixed={"backbone": "sage", "protection": "dp-sgd"},
+        ),
+        Method(
             "fedprox",
             "FedAvg whose silos are pulled towards the shared weights (mu)",
             "fedprox",

@@ -52,7 +52,8 @@ def gaussian_epsilon(
         event = accounting.PoissonSampledDpEvent(
             sampling_rate, accounting.GaussianDpEvent(noise_multiplier)
         )
-    if min(once, noise_multiplier) < LITTLE_NOISE:
+    # Sampled releases add up more slowly: there only the noise of a single one matters.
+    if (once if sampling_rate == 1.0 else noise_multiplier) < LITTLE_NOISE:
         from dp_accounting.rdp import RdpAccountant as Accountant
     else:
         from dp_accounting.pld import PLDAccountant as Accountant
