@@ -20,11 +20,11 @@ class Features:
 
     def __init__(self, x: Tensor, *, reused: bool = False) -> None:
         self.x = x
-        self._matrix = SparseMatrix(x, reused=reused) if is_sparse(x) else None
+        self.matrix = SparseMatrix(x, reused=reused) if is_sparse(x) else None
 
     @property
     def sparse(self) -> bool:
-        return self._matrix is not None
+        return self.matrix is not None
 
     @property
     def num_features(self) -> int:
@@ -35,7 +35,7 @@ class Features:
         return self if self.x.device == device else Features(self.x.to(device))
 
     def __matmul__(self, weight: Tensor) -> Tensor:
-        return self.x @ weight if self._matrix is None else self._matrix @ weight
+        return self.x @ weight if self.matrix is None else self.matrix @ weight
 
     def rows(self, own: int | Tensor) -> Features:
         """Some rows: the first `own`, or those with these indices."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedmend.data.sampling import Hop
 from fedmend.models.features import Features
-from fedmend.models.sparse import SparseMatrix
+from fedmend.models.sparse import SparseMatrix, sum_of_products
 
 Rule = Literal["mean", "gcn"]
 
@@ -64,6 +64,8 @@ def heard_through(h: Tensor | Features, weight: Tensor, hop: Hop, rule: Rule) ->
             return _kept_combination(h, matrix, hop, rule) @ weight
         if hop.rows * 2 <= hop.sources:
             return h.combined(matrix) @ weight
+        if h.matrix is not None:
+            return sum_of_products(([matrix, h.matrix], weight))
         return matrix @ (h @ weight)
     if weight.shape[1] <= weight.shape[0]:
         return matrix @ (h @ weight)
@@ -87,3 +89,32 @@ def own_through(h: Tensor | Features, weight: Tensor, hop: Hop) -> Tensor:
     if weight.shape[1] < weight.shape[0]:
         return hop.own_rows(h @ weight)  # the narrower rows are the cheaper ones to pick
     return hop.own_rows(h) @ weight
+
+
+def own_and_heard(
+    h: Tensor | Features, own_weight: Tensor, heard_weight: Tensor, hop: Hop, rule: Rule
+) -> Tensor:
+    """own_through + heard_through, in fewer products where the hop serves many steps."""
+    if hop.reused and not isinstance(h, Features) and heard_weight.shape[1] < len(heard_weight):
+        # One row of `both` is a node's own values, then the values it tells its neighbours.
+        both = h @ torch.cat([own_weight, heard_weight], dim=1)
+        return _with_own(hop, rule) @ both.view(2 * hop.sources, -1)
+    if hop.reused and isinstance(h, Features) and h.matrix is not None and hop.own == hop.sources:
+        heard = [operator(hop, rule), h.matrix], heard_weight
+        return sum_of_products(([h.matrix], own_weight), heard)
+    return own_through(h, own_weight, hop) + heard_through(h, heard_weight, hop, rule)
+
+
+def _with_own(hop: Hop, rule: Rule) -> SparseMatrix:
+    """The hop as a matrix (rows x 2 sources) over pairs of rows: own values, values told."""
+    key = f"with-own-{rule}"
+    if key not in hop.cache:
+        rowptr, col, neighbours = _with_itself(hop)
+        told = operator(hop, rule).csr.values()
+        weights = torch.ones(len(col), dtype=told.dtype, device=told.device)
+        weights[neighbours] = told
+        shape = (hop.rows, 2 * hop.sources)
+        csr = torch.sparse_csr_tensor(rowptr, 2 * col + neighbours, weights, size=shape)
+        hop.cache[key] = SparseMatrix(csr, reused=True)
+    matrix: SparseMatrix = hop.cache[key]
+    return matrix
