@@ -55,11 +55,21 @@ class Backbone(nn.Module):
         self, x: Features, hops: Sequence[Hop], generator: torch.Generator | None = None
     ) -> Tensor:
         """Class scores of the nodes the last hop computes; `generator` draws the dropout."""
-        first, *deeper = zip(self.layers, hops, strict=True)
-        h: Tensor = first[0](x, first[1])
-        for layer, hop in deeper:
-            h = layer(self._drop(torch.relu(h), generator), hop)
+        return self.scores(self.hidden(x, hops[:-1], generator), hops[-1])
+
+    def hidden(
+        self, x: Features, hops: Sequence[Hop], generator: torch.Generator | None = None
+    ) -> Tensor | Features:
+        """What goes into the last layer: the features themselves if there is no other."""
+        h: Tensor | Features = x
+        for layer, hop in zip(self.layers[:-1], hops, strict=True):
+            h = self._drop(torch.relu_(layer(h, hop)), generator)
         return h
+
+    def scores(self, hidden: Tensor | Features, hop: Hop) -> Tensor:
+        """The last layer."""
+        found: Tensor = self.layers[-1](hidden, hop)
+        return found
 
     def _drop(self, h: Tensor, generator: torch.Generator | None) -> Tensor:
         rate = self.shape.dropout
