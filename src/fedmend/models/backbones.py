@@ -62,7 +62,7 @@ class Backbone(nn.Module):
     ) -> Tensor | Features:
         """What goes into the last layer: the features themselves if there is no other."""
         h: Tensor | Features = x
-        for layer, hop in zip(self.layers[:-1], hops, strict=True):
+        for hop, layer in zip(hops, self.layers, strict=False):  # all layers but the last
             h = self._drop(torch.relu_(layer(h, hop)), generator)
         return h
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedmend.data.sampling import Hop
 from fedmend.models.features import Features
-from fedmend.models.sparse import SparseMatrix, sum_of_products
+from fedmend.models.sparse import SparseMatrix, sum_of_products, weighted_product
 
 Rule = Literal["mean", "gcn"]
 
@@ -68,7 +68,7 @@ def heard_through(h: Tensor | Features, weight: Tensor, hop: Hop, rule: Rule) ->
             return sum_of_products(([matrix, h.matrix], weight))
         return matrix @ (h @ weight)
     if weight.shape[1] <= weight.shape[0]:
-        return matrix @ (h @ weight)
+        return weighted_product(matrix, h, weight)
     return (matrix @ h) @ weight
 
 
@@ -97,8 +97,8 @@ def own_and_heard(
     """own_through + heard_through, in fewer products where the hop serves many steps."""
     if hop.reused and not isinstance(h, Features) and heard_weight.shape[1] < len(heard_weight):
         # One row of `both` is a node's own values, then the values it tells its neighbours.
-        both = h @ torch.cat([own_weight, heard_weight], dim=1)
-        return _with_own(hop, rule) @ both.view(2 * hop.sources, -1)
+        both = torch.cat([own_weight, heard_weight], dim=1)
+        return weighted_product(_with_own(hop, rule), h, both)
     if hop.reused and isinstance(h, Features) and h.matrix is not None and hop.own == hop.sources:
         heard = [operator(hop, rule), h.matrix], heard_weight
         return sum_of_products(([h.matrix], own_weight), heard)

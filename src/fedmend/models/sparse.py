@@ -96,3 +96,29 @@ class _SumOfProducts(torch.autograd.Function):
                 gradient = matrix.transposed_times(gradient)
             found.append(gradient if needed else None)
         return tuple(found)
+
+
+def weighted_product(matrix: SparseMatrix, h: Tensor, weight: Tensor) -> Tensor:
+    """matrix @ (h @ weight), differentiable in h and weight, as one node of the backward pass.
+
+    Where `matrix` has k times as many columns as h has rows, a row of h @ weight is k rows of it.
+    """
+    product: Tensor = _WeightedProduct.apply(matrix, h, weight)  # type: ignore[no-untyped-call]  # torch's
+    return product
+
+
+class _WeightedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, matrix: SparseMatrix, h: Tensor, weight: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        ctx.save_for_backward(h, weight)
+        return matrix.times((h @ weight).view(matrix.shape[1], -1))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        h, weight = ctx.saved_tensors
+        told = ctx.matrix.transposed_times(grads[0]).view(len(h), -1)
+        _, for_h, for_weight = ctx.needs_input_grad
+        # Transposed twice: a product of few columns takes torch three times as long as one of
+        # few rows.
+        return None, told @ weight.t() if for_h else None, (told.t() @ h).t() if for_weight else None
