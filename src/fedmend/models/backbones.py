@@ -62,7 +62,7 @@ class Backbone(nn.Module):
     ) -> Tensor | Features:
         """What goes into the last layer: the features themselves if there is no other."""
         h: Tensor | Features = x
-        for hop, layer in zip(hops, self.layers, strict=False):  # all layers but the last
+        for layer, hop in zip(list(self.layers)[:-1], hops, strict=True):
             h = self._drop(torch.relu_(layer(h, hop)), generator)
         return h
 

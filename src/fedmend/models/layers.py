@@ -48,7 +48,7 @@ class SageLayer(nn.Module):
         self.bias = zeros(outputs, generator)
 
     def forward(self, h: Tensor | Features, hop: Hop) -> Tensor:
-        return own_and_heard(h, self.own, self.neighbours, hop, "mean").add_(self.bias)
+        return own_and_heard(h, self.own, self.neighbours, hop, "mean", self.bias)
 
 
 class GcnLayer(nn.Module):
@@ -60,7 +60,7 @@ class GcnLayer(nn.Module):
         self.bias = zeros(outputs, generator)
 
     def forward(self, h: Tensor | Features, hop: Hop) -> Tensor:
-        return heard_through(h, self.weight, hop, "gcn").add_(self.bias)
+        return heard_through(h, self.weight, hop, "gcn", self.bias)
 
 
 class GatLayer(nn.Module):

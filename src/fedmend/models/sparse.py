@@ -3,7 +3,9 @@
 On the CPU a product is computed as torch's embedding bag (each row of the matrix is a bag of
 weighted rows of the dense factor): it takes 64-bit indices as they are and is compiled for the
 processor's vector units, where a CSR product first copies the indices and then runs a generic
-kernel (measured on Cora's shapes: a third of the time). torch's own backward pass of a CSR product converts the matrix each time (four times the forward
+kernel (measured on Cora's shapes, 64 columns: less than half the time).
+
+torch's own backward pass of a CSR product converts the matrix each time (four times the forward
 cost, measured on Cora's shapes). Here a matrix that is used again keeps its transpose; one that
 is used once is multiplied from the other side by scipy, whose CSC product reads the same arrays.
 """
@@ -65,32 +67,42 @@ class SparseMatrix:
         return torch.from_numpy(flipped @ dense.contiguous().numpy())
 
 
-def sum_of_products(*terms: tuple[Sequence[SparseMatrix], Tensor]) -> Tensor:
-    """The sum of the terms' A @ (B @ ... dense), differentiable in each term's dense factor.
+def sum_of_products(
+    *terms: tuple[Sequence[SparseMatrix], Tensor], bias: Tensor | None = None
+) -> Tensor:
+    """The sum of the terms' A @ (B @ ... dense) and a bias, differentiable in all but the matrices.
 
     All of it is one node of the backward pass: on graphs of a few hundred nodes autograd spends
     as long on a node as the product takes.
     """
     chains = [chain for chain, _ in terms]
-    total: Tensor = _SumOfProducts.apply(chains, *(dense for _, dense in terms))  # type: ignore[no-untyped-call]  # torch's
+    total: Tensor = _SumOfProducts.apply(chains, bias, *(dense for _, dense in terms))  # type: ignore[no-untyped-call]  # torch's
     return total
 
 
 class _SumOfProducts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, chains: Sequence[Sequence[SparseMatrix]], *factors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        chains: Sequence[Sequence[SparseMatrix]],
+        bias: Tensor | None,
+        *factors: Tensor,
+    ) -> Tensor:
         ctx.chains = chains
-        total = None
+        products = []
         for chain, product in zip(chains, factors, strict=True):
             for matrix in reversed(chain):
                 product = matrix.times(product)
-            total = product if total is None else total.add_(product)
+            products.append(product)
+        total, *others = products
+        for other in others if bias is None else [*others, bias]:
+            total.add_(other)
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        found: list[Tensor | None] = [None]
-        for chain, needed in zip(ctx.chains, ctx.needs_input_grad[1:], strict=True):
+        found = [None, grads[0].sum(0) if ctx.needs_input_grad[1] else None]
+        for chain, needed in zip(ctx.chains, ctx.needs_input_grad[2:], strict=True):
             gradient = grads[0]
             for matrix in chain if needed else ():
                 gradient = matrix.transposed_times(gradient)
@@ -98,27 +110,36 @@ class _SumOfProducts(torch.autograd.Function):
         return tuple(found)
 
 
-def weighted_product(matrix: SparseMatrix, h: Tensor, weight: Tensor) -> Tensor:
-    """matrix @ (h @ weight), differentiable in h and weight, as one node of the backward pass.
+def weighted_product(
+    matrix: SparseMatrix, h: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """matrix @ (h @ weight) + bias, differentiable in all but the matrix; one node as well.
 
     Where `matrix` has k times as many columns as h has rows, a row of h @ weight is k rows of it.
     """
-    product: Tensor = _WeightedProduct.apply(matrix, h, weight)  # type: ignore[no-untyped-call]  # torch's
+    product: Tensor = _WeightedProduct.apply(matrix, h, weight, bias)  # type: ignore[no-untyped-call]  # torch's
     return product
 
 
 class _WeightedProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, matrix: SparseMatrix, h: Tensor, weight: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, matrix: SparseMatrix, h: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
         ctx.matrix = matrix
         ctx.save_for_backward(h, weight)
-        return matrix.times((h @ weight).view(matrix.shape[1], -1))
+        product = matrix.times((h @ weight).view(matrix.shape[1], -1))
+        return product if bias is None else product.add_(bias)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         h, weight = ctx.saved_tensors
         told = ctx.matrix.transposed_times(grads[0]).view(len(h), -1)
-        _, for_h, for_weight = ctx.needs_input_grad
-        # Transposed twice: a product of few columns takes torch three times as long as one of
-        # few rows.
-        return None, told @ weight.t() if for_h else None, (told.t() @ h).t() if for_weight else None
+        _, for_h, for_weight, for_bias = ctx.needs_input_grad
+        return (
+            None,
+            told @ weight.t() if for_h else None,
+            # Transposed twice: torch takes three times as long for few columns as for few rows.
+            (told.t() @ h).t() if for_weight else None,
+            grads[0].sum(0) if for_bias else None,
+        )
