@@ -89,14 +89,23 @@ class Backbone(nn.Module):
         """
         if mended is not None and self.mended is not None:
             return self._fused(x, hops, generator, mended, list(self.mended))
-        heard: Tensor | Features = x
+        return self.scores(self.hidden(x, hops[:-1], generator), hops[-1])
+
+    def hidden(
+        self, x: Features, hops: Sequence[Hop], generator: torch.Generator | None = None
+    ) -> Tensor | Features:
+        """What goes into the last layer: the features themselves if there is no other."""
+        h: Tensor | Features = x
         if self.input is not None:
-            heard = self._between(self.input(x), generator)
-        first, *deeper = zip(self.layers, hops, strict=True)
-        h: Tensor = first[0](heard, first[1])
-        for layer, hop in deeper:
-            h = layer(self._between(h, generator), hop)
+            h = self._between(self.input(x), generator)
+        for layer, hop in zip(list(self.layers)[:-1], hops, strict=True):
+            h = self._between(layer(h, hop), generator)
         return h
+
+    def scores(self, hidden: Tensor | Features, hop: Hop) -> Tensor:
+        """The last layer."""
+        found: Tensor = self.layers[-1](hidden, hop)
+        return found
 
     def _fused(
         self,
