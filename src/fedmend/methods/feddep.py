@@ -291,6 +291,8 @@ class DGen(NeighbourGenerator):
         encoder = new_encoder(settings, schema, stream(seed, name, "encoder weights"))
         if settings.warm_start:
             encoder.load_state_dict(local_gnn.state_dict())
+        # No dropout: what is offered to others and what is learned on must be the same embeddings.
+        encoder.eval()
         super().__init__(
             name,
             graph,
