@@ -163,6 +163,7 @@ class Training(LocalTraining):
             clip=self.settings.clip,
             noise=self.settings.noise,
             generator=self._privacy_noise,
+            dropout=self._dropout,
             mended=self._mended_of(around.nodes),
         )
         self._optimizer.step()
