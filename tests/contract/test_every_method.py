@@ -421,7 +421,10 @@ def test_goes_on_without_a_silo_lost_before_training(method: str, phase: str) ->
     assert ("silo-1", phase, "up") not in up
     assert ("silo-0", phase, "up") in up
     assert ("silo-1", "training", "up") in up
-    assert result.history != plain_run(method).history
+    if phase == "local GNNs":  # that needs nobody else: the silo makes up for it
+        assert same_weights(result.weights, plain_run(method).weights)
+    else:
+        assert result.history != plain_run(method).history
     assert sorted(result.history["training"]) == sorted(plain_run(method).history["training"])
 
 
