@@ -185,6 +185,10 @@ class SiloBase:
         """This silo's own model where the method has one per silo; it never leaves by itself."""
         return None
 
+    def generated_neighbours(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """For measuring how good they are: generated rows, their nodes, and all nodes' own rows."""
+        return None
+
     def mended_embeddings(self) -> Tensor | None:
         """What this silo's nodes bring along where it predicts on its own graph (FedDEP)."""
         return None

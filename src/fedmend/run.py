@@ -23,7 +23,8 @@ from fedmend.engines.base import Watch
 from fedmend.engines.inprocess import Fault, InProcess, torch_threads
 from fedmend.errors import DataError, SettingsError, UnknownNameError
 from fedmend.evaluation.evaluate import Scores, check_mode, evaluate, model_with, predict
-from fedmend.federation import Schema
+from fedmend.evaluation.generated import Generated, compare_generated
+from fedmend.federation import Schema, SiloBase
 from fedmend.graph import Graph, is_sparse
 from fedmend.methods import Method
 from fedmend.models.backbones import Backbone, ModelShape
@@ -245,6 +246,7 @@ def train(
         "silos_with_own_model": sorted(own),
         "pooled": chosen.pooled,
         "privacy": chosen.privacy(config, graphs),
+        "generator": _generated(engine.silos, silos),
         "result": None if scores is None else asdict(scores),
         "rounds": engine.history,
         "said": engine.sentences,
@@ -297,6 +299,16 @@ def _graphs(method: Method, silos: Partition, settings: Any) -> dict[str, Graph]
     if method.sees_beyond:
         return {name: silos.with_surroundings(name, settings.hops) for name in silos.names}
     return {POOLED: silos.whole}
+
+
+def _generated(built: Mapping[str, SiloBase], silos: Partition) -> dict[str, Any] | None:
+    """How the generated neighbours compare with the true ones, where both are known."""
+    found = {
+        name: Generated(*made)
+        for name, silo in sorted(built.items())
+        if (made := silo.generated_neighbours()) is not None
+    }
+    return compare_generated(found, silos) if found and silos.whole is not None else None
 
 
 def count_surroundings(ledger: Ledger, silos: Partition, graphs: Mapping[str, Graph]) -> None:

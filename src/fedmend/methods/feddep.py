@@ -498,6 +498,12 @@ class Silo(ExchangingSilo, fedavg.Silo):
         self.learner.step(*self.learner.draw_batch())
         self.generate()
 
+    def generated_neighbours(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        made = self.local.neighbours
+        if made is None or self.embeddings is None:
+            return None
+        return made.embeddings, made.owner, self.embeddings
+
     def mended_embeddings(self) -> Tensor | None:
         return self.local.at_inference
 

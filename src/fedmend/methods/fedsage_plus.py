@@ -196,6 +196,9 @@ class Mending(ExchangingSilo):
         features, owner = self.generated
         return mended(self.graph, owner, features)
 
+    def generated_neighbours(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        return None if self.generated is None else (*self.generated, self.graph.x)
+
     def mending_state(self) -> dict[str, Tensor]:
         """The generator while it learns, then only what it generated."""
         if self.generated is None:
