@@ -70,7 +70,12 @@ def test_nothing_generated() -> None:
 
 
 def test_runs_of_generators_have_it_in_their_record_and_others_do_not() -> None:
-    small: dict[str, Any] = {"embedding": 4, "generator_hidden": 4, "generator_epochs": 1, "hide": 0.4}
+    small: dict[str, Any] = {
+        "embedding": 4,
+        "generator_hidden": 4,
+        "generator_epochs": 1,
+        "hide": 0.4,
+    }
     plus = train("fedsage+", PARTITION, generator_width=4, generator_rounds=0, **small, **QUICK)
     deep = train("feddep", PARTITION, encoder_epochs=1, **small, **QUICK)
     for result in (plus, deep):

@@ -161,9 +161,7 @@ def common() -> dict[str, Any]:
 @pytest.mark.parametrize("seed", range(5))
 def test_neighgen(seed: int) -> None:
     """lambda^d L^d + lambda^f L^f + lambda^c L^c of Eq. (4) and (5)."""
-    settings = NeighGenSettings(
-        **common(), generator_width=6, feature_weight=0.3, class_weight=1.1
-    )
+    settings = NeighGenSettings(**common(), generator_width=6, feature_weight=0.3, class_weight=1.1)
     learner = NeighGen("silo", GRAPH, settings, seed)
     spread(learner)
     batch, noise = learner.draw_batch()
@@ -173,7 +171,8 @@ def test_neighgen(seed: int) -> None:
     z = {v: relu(row) for v, row in sage(plain.w, plain.x, plain.left).items()}
     predicted = plain.predicted(z)
     made = plain.made(z, layers=2)
-    x, neighbours = dict(plain.x), {v: list(others) for v, others in plain.left.items()}
+    x: Rows = dict(plain.x)
+    neighbours: dict[Any, list[Any]] = {v: list(others) for v, others in plain.left.items()}
     for v, count in asked_of(predicted).items():
         for slot in range(count):
             new = (v, slot)

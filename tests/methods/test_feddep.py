@@ -18,7 +18,7 @@ from fedmend.engines.inprocess import InProcess
 from fedmend.errors import FederationError
 from fedmend.evaluation.evaluate import evaluate, model_with, predict
 from fedmend.federation import Nothing, Schema
-from fedmend.methods import feddep, fedavg
+from fedmend.methods import fedavg, feddep
 from fedmend.methods.feddep import (
     AllPrototypes,
     DeepNeighbours,
@@ -154,7 +154,8 @@ def test_hostile_prototypes_go_to_nobody(instead: Tensor, text: str) -> None:
     options = FedDEPSettings(**SMALL)
     silos = [Lying(name, graph, options, 0) for name, graph in PARTITION.silos.items()]
     Lying.instead = instead
-    with InProcess(silos, SCHEMA, 0, workers=1) as engine:
+    engine: InProcess[Silo] = InProcess(silos, SCHEMA, 0, workers=1)
+    with engine:
         with pytest.raises(FederationError, match=text):
             feddep.server(engine, options)
         assert not [e for e in engine.ledger.entries if e.message == "feddep.AllPrototypes"]
@@ -171,7 +172,9 @@ def test_a_silo_takes_all_sets_but_its_own() -> None:
 
 
 def test_local_gnns_start_alike_and_end_apart() -> None:
-    start = [feddep.EncoderTraining(n, g, FedDEPSettings(**SMALL), 0) for n, g in PARTITION.silos.items()]
+    start = [
+        feddep.EncoderTraining(n, g, FedDEPSettings(**SMALL), 0) for n, g in PARTITION.silos.items()
+    ]
     assert all(same_weights(each.weights(), start[0].weights()) for each in start)
     for each in start:
         each.train()
@@ -203,7 +206,9 @@ def test_mean_of_the_kept(owners: list[int], kept: st.DataObject) -> None:
         5, torch.tensor(keep, dtype=torch.bool)
     )
     for node in range(5):
-        rows = [row for row, owner, k in zip(made, owners, keep, strict=True) if k and owner == node]
+        rows = [
+            row for row, owner, k in zip(made, owners, keep, strict=True) if k and owner == node
+        ]
         expected = sum(rows) / len(rows) if rows else torch.zeros(3)
         torch.testing.assert_close(found[node], expected)
 
@@ -239,7 +244,9 @@ def test_nearest_prototypes_by_plain_loops(most: int) -> None:
     found = nearest_prototypes(z, others, most)
     assert len(found.owner) == 6 * min(most, 3)
     for node in range(6):
-        nearest = [min(theirs, key=lambda c: float(((c - z[node]) ** 2).sum())) for theirs in others]
+        nearest = [
+            min(theirs, key=lambda c: float(((c - z[node]) ** 2).sum())) for theirs in others
+        ]
         nearest.sort(key=lambda c: float(((c - z[node]) ** 2).sum()))
         got = found.embeddings[found.owner == node]
         assert sorted(got.tolist()) == sorted(each.tolist() for each in nearest[:most])
@@ -300,7 +307,7 @@ def test_joint_generator_learns_on_with_the_shared_classifier() -> None:
         seen.append(same_weights(dict(silo.learner.classifier.named_parameters()), weights))
         return step(*given)
 
-    silo.learner.step = watching  # type: ignore[method-assign]  # looks on
+    silo.learner.step = watching  # type: ignore[assignment, method-assign]  # looks on
     silo.train(fedavg.Weights(weights))
     assert seen == [True], "one step, for the classifier as it was received"
     assert not torch.equal(silo.learner.head.last[0], head)

@@ -119,7 +119,9 @@ FUSED = pytest.mark.parametrize("backbone", ["fused-sage", "fused-paper"])
 
 
 def fused_of(backbone: str, layers: int = 2, dropout: float = 0.0) -> Backbone:
-    shape = ModelShape(backbone, 6, 3, hidden=8, layers=layers, heads=2, dropout=dropout, embedding=5)
+    shape = ModelShape(
+        backbone, 6, 3, hidden=8, layers=layers, heads=2, dropout=dropout, embedding=5
+    )
     return build(shape, seeded())
 
 
@@ -184,7 +186,7 @@ def test_fused_layers_by_plain_loops(backbone: str, layers: int) -> None:
         for v in range(30):
             if backbone == "fused-paper":
                 closed = [h[u] for u in (v, *heard[v])]
-                row = sum(closed) / len(closed) @ w[f"layers.{layer}.weight"]
+                row = torch.stack(closed).mean(0) @ w[f"layers.{layer}.weight"]
             else:
                 mean = sum((h[u] for u in heard[v]), torch.zeros_like(h[v])) / max(len(heard[v]), 1)
                 row = h[v] @ w[f"layers.{layer}.own"] + mean @ w[f"layers.{layer}.neighbours"]

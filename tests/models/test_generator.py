@@ -17,7 +17,9 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def head_of(widths: tuple[int, ...] = (5, 7), slots: int = 3, *, bounded: bool = True) -> NeighbourHead:
+def head_of(
+    widths: tuple[int, ...] = (5, 7), slots: int = 3, *, bounded: bool = True
+) -> NeighbourHead:
     return NeighbourHead(4, widths, slots, 6, seeded(), bounded=bounded)
 
 
@@ -75,7 +77,7 @@ def test_another_silos_weights_make_another_silos_neighbours() -> None:
     """functional_call with the used weights alone is that head itself."""
     ours, theirs = head_of(), NeighbourHead(4, (5, 7), 3, 6, seeded(9))
     z, counts = torch.randn(4, 4, generator=seeded(1)), torch.tensor([1, 2, 0, 2])
-    used = {k: v for k, v in theirs.named_parameters() if k in ours.used(counts)}
+    used: dict[str, Tensor] = {k: v for k, v in theirs.named_parameters() if k in ours.used(counts)}
     made, row = torch.func.functional_call(ours, used, (z, counts))
     expected, expected_row = theirs(z, counts)
     assert torch.equal(made, expected)
@@ -97,7 +99,9 @@ def test_number_head() -> None:
     z = torch.randn(5, 4, generator=seeded(1)) * 3
     found = head(z)
     for got, row in zip(found.tolist(), z, strict=True):
-        value = 1.5 + sum(float(a * b) for a, b in zip(row, head.weight.detach()[:, 0], strict=True))
+        value = 1.5 + sum(
+            float(a * b) for a, b in zip(row, head.weight.detach()[:, 0], strict=True)
+        )
         assert got == pytest.approx(max(value, 0.0), abs=1e-5)
     assert float(head(torch.zeros(1, 4)).detach()) == 1.5, "of a node it knows nothing about"
     assert float(found.min()) >= 0

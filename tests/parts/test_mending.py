@@ -134,8 +134,6 @@ def test_nothing_is_kept_from_one_step_to_the_next() -> None:
     graph, model = tiny_graph(20), model_of("sage")
     own, nodes = Features(graph.x, reused=True), torch.arange(20)
     for seed in (0, 1):
-        found = model(
-            MendedFeatures(own, generated(seed)), mended_hops(graph, OWNERS, nodes, 2)
-        )
+        found = model(MendedFeatures(own, generated(seed)), mended_hops(graph, OWNERS, nodes, 2))
         expected = scores(model, mended(graph, OWNERS, generated(seed)))[:20]
         torch.testing.assert_close(found, expected)

@@ -612,7 +612,9 @@ def check_shared(
                 f"at most ({most}, {settings.embedding}) of torch.float32"
             )
         if not bool((centres.abs() <= 1).all()):  # what a NaN fails, too
-            raise FederationError(f"{name} shared prototypes that are no means of values in [-1, 1]")
+            raise FederationError(
+                f"{name} shared prototypes that are no means of values in [-1, 1]"
+            )
 
 
 def say_if_shrunk(
