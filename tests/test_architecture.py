@@ -27,6 +27,8 @@ LAYERS = [
     {"engines", "reports"},
     {"run"},
     {"experiments", "predictions"},
+    {"cells"},
+    {"studies"},
     {"cli"},
 ]
 """From the ground up: a module imports from its own layer or from below, never from above."""

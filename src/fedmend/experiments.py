@@ -67,7 +67,7 @@ class Source:
     ratio: str = "60/20/20"
     data_root: str | None = None
     split_seed: int | None = None
-    _kept: dict[int, Partition] = field(default_factory=dict, repr=False)
+    _kept: dict[int, Partition] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def partition(self, seed: int) -> Partition:
         """The silos for a seed; asked again, the same object, so that methods share it."""
@@ -192,19 +192,20 @@ def compare(
     return found
 
 
-def _known(name: str) -> set[str]:
+def known_settings(name: str) -> set[str]:
+    """The names of the settings a method takes."""
     return {each.name for each in fields(methods.find(name).settings_type)}
 
 
 def _fitting(name: str, plan: Plan) -> dict[str, Any]:
     """The settings this method knows: `mu` is for fedprox, whoever it is compared with."""
-    known = _known(name)
+    known = known_settings(name)
     return {key: value for key, value in plan.settings.items() if key.replace("-", "_") in known}
 
 
 def check_settings(names: Sequence[str], settings: Mapping[str, Any]) -> None:
     """Refuse a setting that none of the methods knows."""
-    known = set().union(*(_known(name) for name in names))
+    known = set().union(*(known_settings(name) for name in names))
     for key in settings:
         if key.replace("-", "_") not in known:
             raise UnknownNameError("setting", key, known)

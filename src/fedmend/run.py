@@ -272,6 +272,12 @@ def _with_fixed(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **method.fixed}
 
 
+def configure(method: str, given: Mapping[str, Any]) -> Any:
+    """The settings object of a method's run; an error if a setting is unknown or not allowed."""
+    chosen = methods.find(method)
+    return make(chosen.settings_type, _with_fixed(chosen, given))
+
+
 def _graphs(method: Method, silos: Partition) -> dict[str, Graph]:
     for name in silos.silos:
         if not records.is_file_name(name):
