@@ -28,7 +28,7 @@ LAYERS = [
     {"run"},
     {"experiments", "predictions"},
     {"cells"},
-    {"studies"},
+    {"studies", "bench"},
     {"cli"},
 ]
 """From the ground up: a module imports from its own layer or from below, never from above."""

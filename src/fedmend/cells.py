@@ -1,9 +1,10 @@
 """Many runs as one piece of work: the cells of a study's or a suite's table.
 
-A cell is one method with one seed on one split. Its folder is a normal run folder, so that finished
-cells are skipped and unfinished ones go on from their checkpoints when the work is started again. A
-cell that fails is told and does not stop the others. With several jobs the cells run in processes
-of their own, which are kept from cell to cell: importing torch anew for each would cost seconds.
+A cell is one method (or baseline) with one seed on one split. Its folder is a run folder, so that
+finished cells are skipped and unfinished ones go on from their checkpoints when the work is started
+again. A cell that fails is told and does not stop the others. With several jobs the cells run in
+processes of their own, which are kept from cell to cell: importing torch anew for each would cost
+seconds.
 """
 
 from __future__ import annotations
@@ -13,23 +14,27 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedmend.data.partition import Partition
 from fedmend.engines.base import Interrupted, Moment, Watch
 from fedmend.errors import FedmendError, SettingsError
+from fedmend.evaluation.baselines import BASELINES, run_baseline
 from fedmend.experiments import Source
-from fedmend.files import read_json
+from fedmend.files import read_json, write_json
 from fedmend.reports import record as records
-from fedmend.run import configure, is_same_run, train
+from fedmend.run import configure, default_mode, is_same_run, train
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnContext, SpawnProcess
     from multiprocessing.synchronize import Event
 
 Record = dict[str, Any]
+
+BASELINE = "baseline.json"
 
 _TELL_EVERY = 0.1
 """Seconds between two words of a process about its rounds."""
@@ -104,7 +109,10 @@ def check_cells(cells: Iterable[Cell]) -> None:
         if cell.name in seen:
             raise SettingsError(f"two cells are called {cell.name}")
         seen.add(cell.name)
-        configure(cell.method, cell.settings)
+        if cell.method not in BASELINES:
+            configure(cell.method, cell.settings)
+        elif cell.settings:
+            raise SettingsError(f"{cell.method} has no settings, got {', '.join(cell.settings)}")
 
 
 class _Splits:
@@ -123,6 +131,8 @@ def run_cell(cell: Cell, out: Path, splits: _Splits, engine: Engine, watch: Watc
     """One cell's record: of the finished run in its folder, or of one that is made now."""
     folder = out / cell.name
     silos = splits(cell.source).partition(cell.seed)
+    if cell.method in BASELINES:
+        return _baseline(cell, silos, folder)
     if (folder / records.RECORD).exists():
         record: Record = read_json(folder / records.RECORD)
         if is_same_run(record, cell.method, cell.settings, silos, cell.seed, cell.evaluation):
@@ -147,6 +157,38 @@ def run_cell(cell: Cell, out: Path, splits: _Splits, engine: Engine, watch: Watc
     )
     made: Record = read_json(folder / records.RECORD)  # as it will be found the next time
     return made
+
+
+def _baseline(cell: Cell, silos: Partition, folder: Path) -> Record:
+    """A baseline's record: of a run's, what tables read. It is no run: nothing can be predicted."""
+    started = time.perf_counter()
+    mode = cell.evaluation or default_mode(silos)
+    what: Record = {
+        "format": "fedmend baseline 1",
+        "method": cell.method,
+        "settings": {},
+        "seed": cell.seed,
+        "evaluation": mode,
+        "split": {"how": silos.how, "seed": silos.seed, "hash": silos.hash},
+    }
+    path = folder / BASELINE
+    if path.exists():
+        kept: Record = read_json(path)
+        if all(kept.get(key) == value for key, value in what.items()):
+            return kept
+    scores = run_baseline(cell.method, silos, mode)
+    made = {
+        **what,
+        "dataset": cell.source.dataset,
+        "data": asdict(silos.statistics()),
+        "pooled": True,
+        "result": asdict(scores),
+        "bytes": {"up": 0, "down": 0, "left_by_silo": {}},
+        "measured": {"seconds": time.perf_counter() - started},
+    }
+    write_json(path, made)
+    again: Record = read_json(path)
+    return again
 
 
 def why(error: Exception) -> str:

@@ -13,7 +13,7 @@ from fedmend.evaluation.metrics import summarise
 from fedmend.experiments import Source, known_settings
 from fedmend.reports import studies as reports
 from fedmend.run import configure
-from fedmend.studies import STUDIES, Point, Study, choose_points, find, over, over_silos
+from fedmend.studies import ALL, STUDIES, Point, Study, choose_points, find, over, over_silos
 from fedmend.studies.running import StudyPlan, gather, run_study
 from tests.tiny import QUICK
 
@@ -25,6 +25,14 @@ WIDTH = Study("w", "width", "none", "hidden", over("hidden", 4, 8), ("fedavg", "
 def plan(study: Study, seeds: tuple[int, ...] = (0, 1), **settings: object) -> StudyPlan:
     quick = {key: value for key, value in QUICK.items() if key != "hidden"}
     return StudyPlan(study, SOURCE, seeds, study.points, study.methods, {**quick, **settings})
+
+
+WAITING = {"depth", "prototypes", "hide", "alpha"}
+"""Studies whose methods may not be here yet; take one out when they are."""
+
+
+def test_no_study_is_forgotten() -> None:
+    assert set(ALL) - set(STUDIES) <= WAITING
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -29,8 +29,8 @@ class CellsDisplay:
         self._cells, self._table = cells, table
         self._records: dict[str, Any] = {}
         self._now: dict[str, tuple[float, Moment | None]] = {}
-        self._done, self._failed, self._spent = 0, 0, 0.0
-        self._fresh = 0
+        self._done, self._failed = 0, 0
+        self._times: list[float] = []
         self._started = time.monotonic()
         self._said: set[str] = set()
         self._live = Live(
@@ -44,6 +44,8 @@ class CellsDisplay:
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+        if self._failed:
+            self.say(f"{self._failed} of {self._cells} cells failed")
 
     def telling(self) -> Telling:
         """What the cells' runner is to call."""
@@ -61,14 +63,17 @@ class CellsDisplay:
     def _finish(self, cell: Cell, record: dict[str, Any]) -> None:
         since, moment = self._now.pop(cell.name)
         self._done += 1
-        self._fresh += moment is not None  # one that was there already had no round
-        self._spent += time.monotonic() - since if moment is not None else 0.0
+        if moment is not None:  # one that was there already had no round
+            self._times.append(time.monotonic() - since)
         self._records[cell.name] = record
 
     def _fail(self, cell: Cell, why: str) -> None:
         self._now.pop(cell.name)
         self._done += 1
         self._failed += 1
+        if why in self._said:
+            return  # a dataset that is not here, say: one line, not one per cell
+        self._said.add(why)
         self._console.print(f"fedmend: {cell.name} failed: {why}", markup=False, soft_wrap=True)
 
     def _say(self, cell: Cell, sentence: str) -> None:
@@ -80,10 +85,10 @@ class CellsDisplay:
         self._console.print(f"fedmend: {sentence}", markup=False, soft_wrap=True)
 
     def _left(self) -> str:
-        if not self._fresh:
+        if not self._times:
             return ""
-        jobs = max(len(self._now), 1)
-        left = self._spent / self._fresh * (self._cells - self._done) / jobs
+        each = sum(self._times) / len(self._times)
+        left = each * (self._cells - self._done) / max(len(self._now), 1)
         return f", about {left / 60:.0f} min left" if left > 90 else f", about {left:.0f} s left"
 
     def _draw(self) -> RenderableType:

@@ -10,6 +10,7 @@ import sys
 import typer
 
 from fedmend.cli import (
+    bench,
     check,
     common,
     compare,
@@ -34,6 +35,7 @@ app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("study")(study.study)
+app.command("bench")(bench.bench)
 app.command("predict")(predict.predict)
 app.command("partition")(partition.partition)
 app.command("check")(check.check)

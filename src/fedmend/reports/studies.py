@@ -15,7 +15,8 @@ from rich.text import Text
 
 from fedmend.evaluation.metrics import Summary
 from fedmend.files import replacing
-from fedmend.reports.summary import paired_difference, summarise_runs
+from fedmend.reports.comparing import paired
+from fedmend.reports.summary import summarise_runs
 from fedmend.reports.tables import figure
 
 Record = Mapping[str, Any]
@@ -66,8 +67,7 @@ def entry(
     if not runs:
         return Entry(value, number, method, ran, (), None, None, None, None, None, None, None)
     summary = summarise_runs(runs)
-    seeds = {run["seed"] for run in base}
-    shared = [run for run in runs if run["seed"] in seeds]
+    test = paired(method, runs, "", base)
     shares = [run["data"]["missing_share"] for run in runs]
     known = [share for share in shares if share is not None]
     return Entry(
@@ -78,7 +78,7 @@ def entry(
         seeds=tuple(run["seed"] for run in runs),
         accuracy=summary.accuracy,
         macro_f1=summary.macro_f1,
-        difference=paired_difference(shared, base) if shared else None,
+        difference=None if test is None else test.difference,
         seconds=summary.seconds.mean,
         bytes_up=summary.bytes_up,
         bytes_down=summary.bytes_down,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedmend.errors import SettingsError, UnknownNameError
+from fedmend.methods import METHODS
 
 SILOS = "silos"
 """What a study varies when it is the number of silos and no setting."""
@@ -74,7 +75,7 @@ def over_silos(*counts: int) -> tuple[Point, ...]:
     return tuple(Point(f"{count}", silos=count) for count in counts)
 
 
-STUDIES = {
+ALL = {
     study.name: study
     for study in (
         Study(
@@ -117,8 +118,49 @@ STUDIES = {
             split="random",
             evaluation="own-subgraph",
         ),
+        Study(
+            "depth",
+            "how many hops a generated neighbour sums up; at 0, FedSage+",
+            "FedDEP, figure 4",
+            "depth",
+            (Point("0", instead={"feddep": "fedsage+"}), *over("depth", 1, 2, 3)),
+            ("fedavg", "feddep"),
+        ),
+        Study(
+            "prototypes",
+            "how many prototypes a silo shares",
+            "FedDEP, table 3",
+            "clusters",
+            over("clusters", 3, 5, 10, 15, 20),
+            ("fedavg", "feddep"),
+        ),
+        Study(
+            "hide",
+            "how many nodes are hidden to learn from",
+            "FedSage, figure 3 (b)",
+            "hide",
+            over("hide", 0.01, 0.05, 0.1, 0.15, 0.2, 0.3),
+            ("fedsage", "fedsage+"),
+        ),
+        Study(
+            "alpha",
+            "how much the other silos' nodes count in the generator's loss",
+            "FedSage, figure 3 (a)",
+            "alpha",
+            over("alpha", 0.1, 0.5, 1.0, 2.0, 10.0),
+            ("fedsage", "fedsage+"),
+        ),
     )
 }
+"""Every study there is to be; some wait for a method."""
+
+STUDIES = {
+    name: study
+    for name, study in ALL.items()
+    if {*study.methods, *(to for point in study.points for to in point.instead.values())}
+    <= set(METHODS)
+}
+"""The studies whose methods are all here."""
 
 
 def find(name: str) -> Study:
