@@ -27,7 +27,7 @@ LAYERS = [
     {"engines", "reports"},
     {"run"},
     {"experiments", "predictions"},
-    {"cells"},
+    {"cells", "retracing"},
     {"studies", "bench"},
     {"cli"},
 ]

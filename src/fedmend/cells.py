@@ -153,6 +153,7 @@ def run_cell(cell: Cell, out: Path, splits: _Splits, engine: Engine, watch: Watc
         checkpoint_every=engine.checkpoint_every,
         watch=watch,
         dataset=cell.source.dataset,
+        source=cell.source.as_dict(),
         **cell.settings,
     )
     made: Record = read_json(folder / records.RECORD)  # as it will be found the next time

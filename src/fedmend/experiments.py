@@ -59,6 +59,7 @@ class Source:
     split: a partitioner's name with options (`label-dirichlet:alpha=0.3`). For a folder with one
         graph, `column:column=hospital` names its ownership column.
     split_seed: fixes roles and cut for all seeds; by default every seed has its own.
+    download: whether a dataset that is not here may be downloaded.
     """
 
     dataset: str
@@ -67,6 +68,7 @@ class Source:
     ratio: str = "60/20/20"
     data_root: str | None = None
     split_seed: int | None = None
+    download: bool = True
     _kept: dict[int, Partition] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def partition(self, seed: int) -> Partition:
@@ -105,7 +107,16 @@ class Source:
             raise SettingsError(f"{self.dataset} is neither a folder nor the name of a dataset")
         if name not in DATASETS:
             raise UnknownNameError("dataset", name, DATASETS)
-        return load(name, data_root=self.data_root, **data_options)
+        return load(name, data_root=self.data_root, download=self.download, **data_options)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a run's record: with it and the seed the same silos can be made again."""
+        return {
+            "dataset": self.dataset,
+            "silos": self.silos,
+            "split": self.split,
+            "ratio": self.ratio,
+        }
 
 
 @dataclass(frozen=True)
@@ -152,6 +163,7 @@ def run_seeds(
             checkpoint_every=plan.checkpoint_every,
             watch=watch(method, seed),
             dataset=plan.source.dataset,
+            source=plan.source.as_dict(),
             **plan.settings,
         )
         found.append(result.record)

@@ -147,6 +147,7 @@ def train(
     faults: Iterable[Fault] = (),
     timeout: float | None = None,
     dataset: str | None = None,
+    source: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Result:
     """Train `method` on `silos` and test the result.
@@ -165,6 +166,7 @@ def train(
         watch: progress callbacks.
         faults, timeout: losses and delays to inject.
         dataset: the data's name, for the record.
+        source: how the silos were made, for the record.
         settings: of the method: `fedmend methods NAME` lists them.
     """
     started = time.perf_counter()
@@ -229,6 +231,7 @@ def train(
         "format": records.FORMAT,
         **what,
         "dataset": dataset,
+        "source": None if source is None else dict(source),
         "data": asdict(silos.statistics()),
         "engine": {"name": "in-process", "threads": threads},
         "versions": records.versions(),

@@ -19,6 +19,7 @@ from fedmend.cli import (
     partition,
     predict,
     privacy,
+    report,
     run,
     study,
 )
@@ -36,6 +37,7 @@ app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("study")(study.study)
 app.command("bench")(bench.bench)
+app.command("report")(report.report)
 app.command("predict")(predict.predict)
 app.command("partition")(partition.partition)
 app.command("check")(check.check)
