@@ -25,7 +25,7 @@ LAYERS = [
     {"parts"},
     {"methods"},
     {"engines", "reports"},
-    {"run"},
+    {"run", "tracking"},
     {"experiments", "predictions"},
     {"cells", "retracing"},
     {"studies", "bench"},

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedmend import methods
+from fedmend import methods, tracking
 from fedmend.data.datasets import DATASETS, load
 from fedmend.data.masks import with_roles
 from fedmend.data.partition import Partition, split
@@ -131,6 +131,7 @@ class Plan:
     workers: int = 0
     threads: int = 1
     checkpoint_every: int = 10
+    track: tuple[tracking.SinkMaker, ...] = ()
 
 
 WatchMaker = Callable[[str, int], Watch]
@@ -151,21 +152,25 @@ def run_seeds(
             if is_same_run(record, method, plan.settings, silos, seed, plan.evaluation):
                 found.append(record)
                 continue
-        result = train(
-            method,
-            silos,
-            seed=seed,
-            evaluation=plan.evaluation,
-            out=folder,
-            resume=plan.resume,
-            workers=plan.workers,
-            threads=plan.threads,
-            checkpoint_every=plan.checkpoint_every,
-            watch=watch(method, seed),
-            dataset=plan.source.dataset,
-            source=plan.source.as_dict(),
-            **plan.settings,
-        )
+        facts = {"method": method, "seed": seed, **plan.source.as_dict(), **plan.settings}
+        name = f"{method}-{folder.name}" if folder.name != method else method
+        with tracking.following(plan.track, name, facts, watch(method, seed)) as followed:
+            result = train(
+                method,
+                silos,
+                seed=seed,
+                evaluation=plan.evaluation,
+                out=folder,
+                resume=plan.resume,
+                workers=plan.workers,
+                threads=plan.threads,
+                checkpoint_every=plan.checkpoint_every,
+                watch=followed.watch,
+                dataset=plan.source.dataset,
+                source=plan.source.as_dict(),
+                **plan.settings,
+            )
+            followed.finish(result.record)
         found.append(result.record)
     return found
 

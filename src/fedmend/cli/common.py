@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedmend.engines.base import Moment, Watch
+    from fedmend.tracking import SinkMaker
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
@@ -61,6 +62,10 @@ EvaluationOption = Annotated[
 ]
 BackboneOption = Annotated[str | None, typer.Option("--backbone", help="sage, gcn, gat or mlp.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="Torch device, e.g. cpu.")]
+TrackOption = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="tensorboard:DIR, mlflow:DIR or wandb:DIR (offline). Repeatable."),
+]
 JobsOption = Annotated[
     int, typer.Option("--jobs", min=1, help="Runs side by side, in processes of their own.")
 ]
@@ -107,6 +112,13 @@ def gather_settings(pairs: list[str] | None, config: Path | None, **direct: Any)
     settings.update(from_pairs(pairs or []))
     settings.update({key: value for key, value in direct.items() if value is not None})
     return settings
+
+
+def sinks(texts: list[str] | None) -> tuple[SinkMaker, ...]:
+    """What --track names."""
+    from fedmend.tracking import parse
+
+    return tuple(parse(text) for text in texts or [])
 
 
 def default_out(*parts: str) -> Path:
