@@ -8,7 +8,7 @@ PYTEST_WORKERS ?= 2
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # PIP_CONSTRAINT and not -c: it also pins what pip installs to build the package.
 # The stamp is written last, so an interrupted install is repeated, and a finished one starts at once.
@@ -24,6 +24,9 @@ demo: $(READY) ## train Local, FedSage and Global on Cora, 5 silos; under a minu
 	@$(BIN)/fedmend demo
 test: $(READY) ## run all tests
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(ARGS)
+test-browser: $(READY) ## look at the report in Debian's chromium; pictures in build/screenshots
+	@command -v chromium >/dev/null || { apt-get update && apt-get install -y --no-install-recommends chromium; }
+	FEDMEND_SCREENSHOTS=$(CURDIR)/build/screenshots $(BIN)/python -m pytest tests/browser $(ARGS)
 lint: $(READY) ## ruff: lint and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -38,4 +41,4 @@ bench: $(READY) ## measure accuracy, speed, memory and growth; writes docs/bench
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help install demo test lint format types check bench clean
+.PHONY: help install demo test test-browser lint format types check bench clean

@@ -25,8 +25,10 @@ LAYERS = [
     {"parts"},
     {"methods"},
     {"engines", "reports"},
-    {"run"},
+    {"run", "tracking"},
     {"experiments", "predictions"},
+    {"cells", "retracing"},
+    {"studies", "bench"},
     {"cli"},
 ]
 """From the ground up: a module imports from its own layer or from below, never from above."""

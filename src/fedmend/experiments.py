@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedmend import methods
+from fedmend import methods, tracking
 from fedmend.data.datasets import DATASETS, load
 from fedmend.data.masks import with_roles
 from fedmend.data.partition import Partition, split
@@ -59,6 +59,7 @@ class Source:
     split: a partitioner's name with options (`label-dirichlet:alpha=0.3`). For a folder with one
         graph, `column:column=hospital` names its ownership column.
     split_seed: fixes roles and cut for all seeds; by default every seed has its own.
+    download: whether a dataset that is not here may be downloaded.
     """
 
     dataset: str
@@ -67,7 +68,8 @@ class Source:
     ratio: str = "60/20/20"
     data_root: str | None = None
     split_seed: int | None = None
-    _kept: dict[int, Partition] = field(default_factory=dict, repr=False)
+    download: bool = True
+    _kept: dict[int, Partition] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def partition(self, seed: int) -> Partition:
         """The silos for a seed; asked again, the same object, so that methods share it."""
@@ -105,7 +107,16 @@ class Source:
             raise SettingsError(f"{self.dataset} is neither a folder nor the name of a dataset")
         if name not in DATASETS:
             raise UnknownNameError("dataset", name, DATASETS)
-        return load(name, data_root=self.data_root, **data_options)
+        return load(name, data_root=self.data_root, download=self.download, **data_options)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a run's record: with it and the seed the same silos can be made again."""
+        return {
+            "dataset": self.dataset,
+            "silos": self.silos,
+            "split": self.split,
+            "ratio": self.ratio,
+        }
 
 
 @dataclass(frozen=True)
@@ -120,6 +131,7 @@ class Plan:
     workers: int = 0
     threads: int = 1
     checkpoint_every: int = 10
+    track: tuple[tracking.SinkMaker, ...] = ()
 
 
 WatchMaker = Callable[[str, int], Watch]
@@ -140,20 +152,25 @@ def run_seeds(
             if is_same_run(record, method, plan.settings, silos, seed, plan.evaluation):
                 found.append(record)
                 continue
-        result = train(
-            method,
-            silos,
-            seed=seed,
-            evaluation=plan.evaluation,
-            out=folder,
-            resume=plan.resume,
-            workers=plan.workers,
-            threads=plan.threads,
-            checkpoint_every=plan.checkpoint_every,
-            watch=watch(method, seed),
-            dataset=plan.source.dataset,
-            **plan.settings,
-        )
+        facts = {"method": method, "seed": seed, **plan.source.as_dict(), **plan.settings}
+        name = f"{method}-{folder.name}" if folder.name != method else method
+        with tracking.following(plan.track, name, facts, watch(method, seed)) as followed:
+            result = train(
+                method,
+                silos,
+                seed=seed,
+                evaluation=plan.evaluation,
+                out=folder,
+                resume=plan.resume,
+                workers=plan.workers,
+                threads=plan.threads,
+                checkpoint_every=plan.checkpoint_every,
+                watch=followed.watch,
+                dataset=plan.source.dataset,
+                source=plan.source.as_dict(),
+                **plan.settings,
+            )
+            followed.finish(result.record)
         found.append(result.record)
     return found
 
@@ -192,19 +209,20 @@ def compare(
     return found
 
 
-def _known(name: str) -> set[str]:
+def known_settings(name: str) -> set[str]:
+    """The names of the settings a method takes."""
     return {each.name for each in fields(methods.find(name).settings_type)}
 
 
 def _fitting(name: str, plan: Plan) -> dict[str, Any]:
     """The settings this method knows: `mu` is for fedprox, whoever it is compared with."""
-    known = _known(name)
+    known = known_settings(name)
     return {key: value for key, value in plan.settings.items() if key.replace("-", "_") in known}
 
 
 def check_settings(names: Sequence[str], settings: Mapping[str, Any]) -> None:
     """Refuse a setting that none of the methods knows."""
-    known = set().union(*(_known(name) for name in names))
+    known = set().union(*(known_settings(name) for name in names))
     for key in settings:
         if key.replace("-", "_") not in known:
             raise UnknownNameError("setting", key, known)

@@ -148,6 +148,7 @@ def train(
     faults: Iterable[Fault] = (),
     timeout: float | None = None,
     dataset: str | None = None,
+    source: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Result:
     """Train `method` on `silos` and test the result.
@@ -166,6 +167,7 @@ def train(
         watch: progress callbacks.
         faults, timeout: losses and delays to inject.
         dataset: the data's name, for the record.
+        source: how the silos were made, for the record.
         settings: of the method: `fedmend methods NAME` lists them.
     """
     started = time.perf_counter()
@@ -237,6 +239,7 @@ def train(
         "format": records.FORMAT,
         **what,
         "dataset": dataset,
+        "source": None if source is None else dict(source),
         "data": asdict(silos.statistics()),
         "engine": {"name": "in-process", "threads": threads},
         "versions": records.versions(),
@@ -280,6 +283,12 @@ def _with_fixed(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
                 f"{method.name} means {key}={value}; for {key}={given[key]} use another method"
             )
     return {**given, **method.fixed}
+
+
+def configure(method: str, given: Mapping[str, Any]) -> Any:
+    """The settings object of a method's run; an error if a setting is unknown or not allowed."""
+    chosen = methods.find(method)
+    return make(chosen.settings_type, _with_fixed(chosen, given))
 
 
 def _graphs(method: Method, silos: Partition, settings: Any) -> dict[str, Graph]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedmend.engines.base import Moment, Watch
+    from fedmend.tracking import SinkMaker
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
@@ -61,6 +62,13 @@ EvaluationOption = Annotated[
 ]
 BackboneOption = Annotated[str | None, typer.Option("--backbone", help="sage, gcn, gat or mlp.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="Torch device, e.g. cpu.")]
+TrackOption = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="tensorboard:DIR, mlflow:DIR or wandb:DIR (offline). Repeatable."),
+]
+JobsOption = Annotated[
+    int, typer.Option("--jobs", min=1, help="Runs side by side, in processes of their own.")
+]
 WorkersOption = Annotated[
     int,
     typer.Option(
@@ -106,11 +114,23 @@ def gather_settings(pairs: list[str] | None, config: Path | None, **direct: Any)
     return settings
 
 
+def sinks(texts: list[str] | None) -> tuple[SinkMaker, ...]:
+    """What --track names."""
+    from fedmend.tracking import parse
+
+    return tuple(parse(text) for text in texts or [])
+
+
 def default_out(*parts: str) -> Path:
     """`runs/PARTS-DATE`: a folder nobody has yet."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     clean = ["".join(c if c.isalnum() or c in "-+" else "-" for c in part) for part in parts]
     return Path("runs") / "-".join([*clean, stamp])
+
+
+def names(text: str) -> list[str]:
+    """`a, b` as a list."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 class Display:
@@ -225,6 +245,17 @@ def spinner(text: str) -> Iterator[None]:
         return
     with console.status(text):
         yield
+
+
+def print_lines(rows: list[tuple[str, str]]) -> None:
+    """Names and what they mean, a line each."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 3))
+    for name, text in rows:
+        table.add_row(f"[bold]{escape(name)}[/]", escape(text))
+    out_console().print(table)
 
 
 def print_json(value: Any) -> None:

@@ -31,6 +31,7 @@ def compare(
     workers: common.WorkersOption = 0,
     threads: common.ThreadsOption = 1,
     checkpoint_every: common.CheckpointOption = 10,
+    track: common.TrackOption = None,
     data_root: common.DataRootOption = None,
     json: common.JsonOption = False,
 ) -> None:
@@ -48,7 +49,15 @@ def compare(
         )
         source = experiments.Source(dataset, silos, split, ratio, data_root, split_seed)
         plan = experiments.Plan(
-            source, chosen, settings, evaluation, resume, workers, threads, checkpoint_every
+            source,
+            chosen,
+            settings,
+            evaluation,
+            resume,
+            workers,
+            threads,
+            checkpoint_every,
+            common.sinks(track),
         )
         with common.stopping_gently(display, folder):
             found = experiments.compare(names, plan, folder, display.watch)

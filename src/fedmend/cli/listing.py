@@ -16,7 +16,7 @@ def methods(
     from fedmend.methods import METHODS, find
 
     if name is None:
-        _print_lines([(each.name, each.summary) for each in METHODS.values()])
+        common.print_lines([(each.name, each.summary) for each in METHODS.values()])
         return
     from fedmend.config import describe
 
@@ -28,7 +28,7 @@ def methods(
     for key, default, meaning in describe(method.settings_type):
         value = f"{method.fixed[key]} (fixed)" if key in method.fixed else default
         rows.append((f"{key}={value}", meaning))
-    _print_lines(rows)
+    common.print_lines(rows)
 
 
 def datasets() -> None:
@@ -39,7 +39,7 @@ def datasets() -> None:
     for name, each in DATASETS.items():
         size = "" if each.nodes is None else f" ({each.nodes} nodes, {each.edges} edges)"
         rows.append((name, each.description + size))
-    _print_lines(rows)
+    common.print_lines(rows)
 
 
 def splits() -> None:
@@ -50,14 +50,4 @@ def splits() -> None:
     for name, each in PARTITIONERS.items():
         options = f" [{', '.join(each.options)}]" if each.options else ""
         rows.append((name, each.description + options))
-    _print_lines(rows)
-
-
-def _print_lines(rows: list[tuple[str, str]]) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 3))
-    for name, text in rows:
-        table.add_row(f"[bold]{escape(name)}[/]", escape(text))
-    common.out_console().print(table)
+    common.print_lines(rows)

@@ -9,7 +9,20 @@ import sys
 
 import typer
 
-from fedmend.cli import check, common, compare, demo, listing, partition, predict, privacy, run
+from fedmend.cli import (
+    bench,
+    check,
+    common,
+    compare,
+    demo,
+    listing,
+    partition,
+    predict,
+    privacy,
+    report,
+    run,
+    study,
+)
 from fedmend.errors import FedmendError
 
 app = typer.Typer(
@@ -22,6 +35,9 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("study")(study.study)
+app.command("bench")(bench.bench)
+app.command("report")(report.report)
 app.command("predict")(predict.predict)
 app.command("partition")(partition.partition)
 app.command("check")(check.check)

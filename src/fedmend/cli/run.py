@@ -29,6 +29,7 @@ def run(
     workers: common.WorkersOption = 0,
     threads: common.ThreadsOption = 1,
     checkpoint_every: common.CheckpointOption = 10,
+    track: common.TrackOption = None,
     data_root: common.DataRootOption = None,
     json: common.JsonOption = False,
 ) -> None:
@@ -46,7 +47,15 @@ def run(
         experiments.check_settings([method], settings)
         source = experiments.Source(dataset, silos, split, ratio, data_root, split_seed)
         plan = experiments.Plan(
-            source, chosen, settings, evaluation, resume, workers, threads, checkpoint_every
+            source,
+            chosen,
+            settings,
+            evaluation,
+            resume,
+            workers,
+            threads,
+            checkpoint_every,
+            common.sinks(track),
         )
         folders = experiments.seed_folders(folder, chosen, resume)
         with common.stopping_gently(display, folder):

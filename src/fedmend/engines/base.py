@@ -31,7 +31,10 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where a run stands: what a progress display shows."""
+    """Where a run stands: what a progress display shows.
+
+    noted: the newest figures by the round they belong to; `metrics` has them without it.
+    """
 
     phase: str
     round: int
@@ -40,6 +43,7 @@ class Moment:
     bytes_up: int
     bytes_down: int
     seconds: float
+    noted: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass
@@ -243,8 +247,9 @@ class EngineBase(Federation[S]):
     def _tell(self, number: int, count: int) -> None:
         if self.watch.on_round:
             known: dict[str, float] = {}  # the newest of each figure: some come a round later
-            for _, metrics in sorted(self.history.get(self._phase, {}).items())[-2:]:
+            noted = {n: dict(m) for n, m in sorted(self.history.get(self._phase, {}).items())[-2:]}
+            for metrics in noted.values():
                 known.update(metrics)
             up, down = self.ledger.total("up"), self.ledger.total("down")
             seconds = time.perf_counter() - self._started
-            self.watch.on_round(Moment(self._phase, number, count, known, up, down, seconds))
+            self.watch.on_round(Moment(self._phase, number, count, known, up, down, seconds, noted))

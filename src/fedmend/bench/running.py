@@ -1,0 +1,222 @@
+"""Running a suite: its cells, its tables, and the files that hold them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedmend import methods
+from fedmend.bench import Row, Suite, published_figure
+from fedmend.cells import Cell, Engine, Outcome, Telling, run_cells
+from fedmend.errors import FileFormatError, SettingsError, UnknownNameError
+from fedmend.evaluation.baselines import BASELINES
+from fedmend.experiments import Source, known_settings
+from fedmend.files import write_bytes, write_json
+from fedmend.reports import benches
+from fedmend.reports.benches import Block, Given
+from fedmend.reports.record import versions
+
+MLP = Row("mlp", "global", "", {"backbone": "mlp"})
+"""The features-only network that every table carries, beside the two of `BASELINES`."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One table of a suite."""
+
+    dataset: str
+    split: str
+    silos: int
+
+    @property
+    def folder(self) -> str:
+        split = "".join(c if c.isalnum() or c in "-+.=" else "-" for c in self.split)
+        dataset = "".join(c if c.isalnum() or c in "-+.=" else "-" for c in self.dataset)
+        return f"{dataset.lstrip('.')}/{split}-{self.silos}"
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """A suite with what was chosen for it."""
+
+    suite: Suite
+    settings: Mapping[str, Any]
+    data_root: str | None = None
+
+    def __post_init__(self) -> None:
+        unknown = self.suite.unknown_methods
+        if unknown:
+            rows = ",".join(row.label for row in self.suite.rows if row.method not in unknown)
+            hint = f"; the rest runs with --rows {rows}" if rows else ""
+            raise SettingsError(
+                f"suite {self.suite.name} needs {', '.join(unknown)}, which this version of "
+                f"fedmend does not have{hint}"
+            )
+        known = set().union(*(known_settings(row.method) for row in self.suite.rows))
+        every = [self.suite.settings, *self.suite.dataset_settings.values(), self.settings]
+        for key in (key for settings in every for key in settings):
+            if key not in known:
+                raise UnknownNameError("setting", key, known)
+
+    @property
+    def places(self) -> list[Place]:
+        return [
+            Place(dataset, split, silos)
+            for dataset in self.suite.datasets
+            for split in self.suite.splits
+            for silos in self.suite.silos
+        ]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The suite's rows and the baselines that are always there."""
+        labels = {row.label for row in self.suite.rows}
+        extra = [Row(name, name, "") for name in BASELINES] + [MLP]
+        return (*self.suite.rows, *(row for row in extra if row.label not in labels))
+
+    def is_baseline(self, row: Row) -> bool:
+        return row not in self.suite.rows
+
+    def cell(self, place: Place, row: Row, seed: int) -> Cell:
+        """The run of a row on a table's split with a seed."""
+        source = Source(place.dataset, place.silos, place.split, self.suite.ratio, self.data_root)
+        return Cell(
+            f"{place.folder}/{row.label}/seed-{seed}",
+            row.method,
+            source,
+            seed,
+            self._settings(place, row),
+            row.evaluation or self.suite.evaluation,
+        )
+
+    def _settings(self, place: Place, row: Row) -> dict[str, Any]:
+        if row.method in BASELINES:
+            return {}
+        common = {
+            **self.suite.settings,
+            **self.suite.dataset_settings.get(place.dataset, {}),
+            **self.settings,
+        }
+        known = known_settings(row.method) - set(methods.find(row.method).fixed)
+        return {**{k: v for k, v in common.items() if k in known}, **row.settings}
+
+    def cells(self) -> list[Cell]:
+        """All runs: table by table, and in each seed by seed, so that rows share the split."""
+        return [
+            self.cell(place, row, seed)
+            for place in self.places
+            for seed in range(self.suite.seeds)
+            for row in self.rows
+        ]
+
+    def block(self, place: Place, outcome: Outcome) -> Block:
+        """One table of what has finished."""
+        given = []
+        for row in self.rows:
+            names = [self.cell(place, row, seed).name for seed in range(self.suite.seeds)]
+            figure = published_figure(self.suite, row, place.dataset, place.silos)
+            given.append(
+                Given(
+                    row.label,
+                    row.method,
+                    self.is_baseline(row),
+                    [outcome.records[name] for name in names if name in outcome.records],
+                    sum(name in outcome.failures for name in names),
+                    figure,
+                )
+            )
+        return benches.block(place.dataset, place.split, place.silos, self.suite.base, given)
+
+    def place_of(self, cell: str) -> Place:
+        """The table a cell belongs to."""
+        return next(place for place in self.places if cell.startswith(f"{place.folder}/"))
+
+
+def run_bench(
+    plan: BenchPlan, out: Path, engine: Engine, telling: Telling
+) -> tuple[list[Block], Outcome]:
+    """Run what is not there yet and write the tables."""
+    outcome = run_cells(plan.cells(), out, engine, telling)
+    blocks = [plan.block(place, outcome) for place in plan.places]
+    write_tables(plan, blocks, outcome, out)
+    return blocks, outcome
+
+
+def write_tables(plan: BenchPlan, blocks: list[Block], outcome: Outcome, out: Path) -> None:
+    """bench.json and the table as Markdown, CSV, LaTeX and HTML."""
+    suite = plan.suite
+    write_json(
+        out / "bench.json",
+        {
+            "format": "fedmend bench 1",
+            "suite": suite.name,
+            "about": suite.about,
+            "paper": suite.paper,
+            "seeds": suite.seeds,
+            "settings": {**suite.settings, **plan.settings},
+            "tables": [block.as_dict() for block in blocks],
+            "failures": outcome.failures,
+            "measured": conditions(),
+        },
+    )
+    texts = {
+        "table.md": benches.markdown(blocks),
+        "table.csv": benches.to_csv(blocks),
+        "table.tex": benches.latex(blocks),
+        "table.html": benches.to_html(f"{suite.name}: {suite.about}", blocks),
+    }
+    for name, text in texts.items():
+        write_bytes(out / name, text.encode())
+
+
+def conditions() -> dict[str, Any]:
+    """Machine, versions and date: what a table of figures must state."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "versions": versions(),
+    }
+
+
+# A page that several suites write together: each has its section between two marks.
+
+
+def update_page(path: Path, plan: BenchPlan, blocks: list[Block]) -> None:
+    """Write the suite's section of a Markdown page, leaving the others as they are."""
+    suite = plan.suite
+    found = conditions()
+    named = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    section = "\n".join(
+        [
+            f"## {suite.name}",
+            "",
+            f"{suite.about}.",
+            "",
+            f"`fedmend bench {suite.name}`: {suite.seeds} seeds (0 to {suite.seeds - 1}), "
+            f"{found['date']}; {found['machine']}; {named}.",
+            "",
+            benches.markdown(blocks),
+        ]
+    )
+    first, last = f"<!-- suite {suite.name} -->", f"<!-- end of {suite.name} -->"
+    text = (
+        path.read_text(encoding="utf-8")
+        if path.exists()
+        else "# Results\n\nWritten by `fedmend bench SUITE --page`; see `fedmend bench`.\n"
+    )
+    if text.count(first) > 1 or text.count(first) != text.count(last):
+        raise FileFormatError(f"{path}: the marks of suite {suite.name} do not match; mend them")
+    whole = f"{first}\n{section}\n{last}"
+    if first in text:
+        text = re.sub(
+            f"{re.escape(first)}.*?{re.escape(last)}", lambda _: whole, text, flags=re.DOTALL
+        )
+    else:
+        text = f"{text.rstrip()}\n\n{whole}\n"
+    write_bytes(path, text.encode())

@@ -1,0 +1,116 @@
+"""`fedmend bench SUITE`: a whole table of runs beside the published figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedmend.cli import common
+from fedmend.errors import SettingsError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def bench(
+    suite: Annotated[
+        str | None,
+        typer.Argument(help="A suite's name or a TOML file; without one, suites are listed."),
+    ] = None,
+    datasets: Annotated[
+        str | None, typer.Option("--datasets", help="Only these of the suite's, with commas.")
+    ] = None,
+    silos: Annotated[
+        str | None, typer.Option("--silos", help="Only these numbers of silos, with commas.")
+    ] = None,
+    rows: Annotated[str | None, typer.Option("--rows", help="Only these rows.")] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Another number.")] = None,
+    rounds: common.RoundsOption = None,
+    set_: common.SetOption = None,
+    config: common.ConfigOption = None,
+    out: common.OutOption = None,
+    jobs: common.JobsOption = 1,
+    workers: common.WorkersOption = 0,
+    threads: common.ThreadsOption = 1,
+    checkpoint_every: common.CheckpointOption = 10,
+    data_root: common.DataRootOption = None,
+    page: Annotated[
+        Path | None, typer.Option("--page", help="A Markdown page to write the suite's part of.")
+    ] = None,
+    json: common.JsonOption = False,
+) -> None:
+    """Run a suite and show its tables: ours, published, differences; go on where it stopped."""
+    from fedmend import bench as suites
+
+    if suite is None:
+        common.print_lines(
+            [
+                (name, each.about + _waiting(each.unknown_methods))
+                for name, each in suites.shipped().items()
+            ]
+        )
+        return
+    chosen = suites.find(suite).only(
+        datasets=common.names(datasets) if datasets else None,
+        silos=_counts(silos) if silos else None,
+        rows=common.names(rows) if rows else None,
+        seeds=seeds,
+    )
+    folder = out or Path("runs") / f"bench-{chosen.name}"
+    with common.spinner("preparing ..."):
+        from fedmend.bench.running import BenchPlan, run_bench, update_page
+        from fedmend.cells import Engine, Outcome
+        from fedmend.cli.cells import CellsDisplay, stopping_gently
+        from fedmend.reports import benches
+
+        settings = common.gather_settings(set_, config, rounds=rounds)
+        plan = BenchPlan(
+            chosen, {key.replace("-", "_"): value for key, value in settings.items()}, data_root
+        )
+        cells = plan.cells()
+
+    def so_far(records: dict[str, Any]) -> RenderableType:
+        """The table that the newest cell belongs to."""
+        place = plan.place_of(next(reversed(records)))
+        return benches.terminal(plan.block(place, Outcome(records)))
+
+    with CellsDisplay(len(cells), so_far) as display:
+        telling = display.telling()
+        with stopping_gently(display, telling, folder):
+            engine = Engine(jobs, _workers(workers, jobs), threads, checkpoint_every)
+            blocks, outcome = run_bench(plan, folder, engine, telling)
+    if page is not None:
+        update_page(page, plan, blocks)
+    if json:
+        tables = [block.as_dict() for block in blocks]
+        common.print_json({"folder": str(folder), "tables": tables, "failures": outcome.failures})
+    else:
+        console = common.out_console()
+        for block in blocks:
+            console.print(benches.terminal(block))
+            console.print()
+        for note in benches.notes(blocks):
+            console.print(note, style="dim")
+        console.print(f"Folder, with table.md, .csv, .tex and .html: {folder}", soft_wrap=True)
+    if outcome.failures:
+        raise typer.Exit(1)
+
+
+def _waiting(methods: list[str]) -> str:
+    return f" (needs {', '.join(methods)}, not here yet)" if methods else ""
+
+
+def _counts(text: str) -> list[int]:
+    found = common.names(text)
+    if not all(each.isdecimal() for each in found):
+        raise SettingsError(f"--silos {text!r} is not a list of whole numbers")
+    return [int(each) for each in found]
+
+
+def _workers(given: int, jobs: int) -> int:
+    """Left open, the cores are shared among the jobs."""
+    import os
+
+    return given or max(1, (os.cpu_count() or 1) // jobs)

@@ -1,0 +1,110 @@
+"""`fedmend study NAME`: what one thing does to a method's result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedmend.cli import common
+from fedmend.errors import SettingsError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def study(
+    name: Annotated[
+        str | None, typer.Argument(help="A study; without one, they are listed.")
+    ] = None,
+    dataset: common.DatasetOption = "cora",
+    values: Annotated[
+        str | None, typer.Option("--values", help="Other values than the study's, with commas.")
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option("--methods", help="Other methods than the study's; the first is the base."),
+    ] = None,
+    silos: common.SilosOption = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="How the graph is cut; default: the study's.")
+    ] = None,
+    ratio: Annotated[
+        str | None, typer.Option("--ratio", help="Shares of train/val/test nodes.")
+    ] = None,
+    rounds: common.RoundsOption = None,
+    seeds: common.SeedsOption = 3,
+    seed: common.SeedOption = 0,
+    split_seed: common.SplitSeedOption = None,
+    set_: common.SetOption = None,
+    config: common.ConfigOption = None,
+    out: common.OutOption = None,
+    evaluation: common.EvaluationOption = None,
+    backbone: common.BackboneOption = None,
+    device: common.DeviceOption = None,
+    jobs: common.JobsOption = 1,
+    workers: common.WorkersOption = 0,
+    threads: common.ThreadsOption = 1,
+    checkpoint_every: common.CheckpointOption = 10,
+    data_root: common.DataRootOption = None,
+    json: common.JsonOption = False,
+) -> None:
+    """Run a study over several seeds: a table, a plot and files; go on where it was stopped."""
+    from fedmend import studies
+
+    if name is None:
+        common.print_lines(
+            [(each.name, f"{each.summary} ({each.repeats})") for each in studies.STUDIES.values()]
+        )
+        return
+    chosen = studies.find(name)
+    points = studies.choose_points(chosen, common.names(values)) if values else chosen.points
+    if chosen.varies == studies.SILOS and silos is not None:
+        raise SettingsError("study silos varies the silos: use --values instead of --silos")
+    folder = out or common.default_out("study", name, dataset)
+    with common.spinner("preparing ..."):
+        from fedmend.cells import Engine, Outcome
+        from fedmend.cli.cells import CellsDisplay, stopping_gently
+        from fedmend.experiments import Source
+        from fedmend.reports import studies as reports
+        from fedmend.studies.running import StudyPlan, gather, run_study
+
+        settings = common.gather_settings(
+            set_, config, rounds=rounds, backbone=backbone, device=device
+        )
+        cut = split or chosen.split
+        source = Source(dataset, silos, cut, ratio or chosen.ratio, data_root, split_seed)
+        plan = StudyPlan(
+            chosen,
+            source,
+            tuple(range(seed, seed + seeds)),
+            points,
+            tuple(common.names(methods)) if methods else chosen.methods,
+            {key.replace("-", "_"): value for key, value in settings.items()},
+            evaluation,
+        )
+        cells = plan.cells()
+    title = f"{chosen.summary} ({chosen.repeats}): {dataset}, {cut}, {seeds} seeds"
+
+    def so_far(records: dict[str, Any]) -> RenderableType:
+        return reports.table(title, chosen.varies, gather(plan, Outcome(records)), "...")
+
+    with CellsDisplay(len(cells), so_far) as display:
+        telling = display.telling()
+        with stopping_gently(display, telling, folder):
+            engine = Engine(jobs, workers, threads, checkpoint_every)
+            entries, failures = run_study(plan, folder, engine, telling)
+    drawn = reports.plot(title, chosen.varies, entries, folder)
+    if not drawn:
+        typer.echo("fedmend: no plot; for one, pip install 'fedmend[plots]'", err=True)
+    if json:
+        about = [each.as_dict() for each in entries]
+        common.print_json(
+            {"folder": str(folder), "study": name, "entries": about, "failures": failures}
+        )
+    else:
+        console = common.out_console()
+        console.print(reports.table(title, chosen.varies, entries, "failed"))
+        console.print(f"Study folder: {folder}", soft_wrap=True)
+    if failures:
+        raise typer.Exit(1)

@@ -1,0 +1,425 @@
+"""A suite's tables: what stands in them, and the same for the terminal, Markdown, CSV, LaTeX, HTML.
+
+A block is one dataset, split and number of silos. It says of its split what a reader must know
+(share of edges cut, label skew, roles, mode), and warns where rows do not compare.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from fedmend.evaluation.metrics import Summary
+from fedmend.reports import guards
+from fedmend.reports.comparing import AgainstPublished, Paired, against_published, holm, paired
+from fedmend.reports.summary import summarise_runs
+from fedmend.reports.tables import human_bytes
+
+Record = Mapping[str, Any]
+
+MARKS = {"above": "▲", "within": "≈", "below": "▼", "": ""}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of a block; figures are None where no run has finished."""
+
+    label: str
+    method: str
+    baseline: bool
+    seeds: tuple[int, ...]
+    failed: int
+    accuracy: Summary | None
+    macro_f1: Summary | None
+    published: AgainstPublished | None
+    paired: Paired | None
+    seconds: float | None
+    sent: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """One table: rows on one dataset, split and number of silos."""
+
+    dataset: str
+    split: str
+    silos: int
+    base: str
+    evaluation: str
+    ratio: str
+    missing_share: float | None
+    label_skew: float | None
+    hashes: dict[int, str]
+    lines: tuple[Line, ...]
+    pairs: tuple[Paired, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.dataset}, {self.split}, {self.silos} silos"
+
+    @property
+    def about(self) -> str:
+        """The split in words."""
+        if not self.hashes:
+            return "nothing has finished yet"
+        cut = "unknown" if self.missing_share is None else f"{self.missing_share:.1%}"
+        skew = "unknown" if self.label_skew is None else f"{self.label_skew:.2f}"
+        return (
+            f"edges between silos {cut}, label skew {skew}, train/val/test {self.ratio}, "
+            f"tested by {self.evaluation}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Published(Protocol):
+    """A figure of a paper."""
+
+    @property
+    def accuracy(self) -> float: ...
+    @property
+    def std(self) -> float | None: ...
+    @property
+    def repeats(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a line is made of."""
+
+    label: str
+    method: str
+    baseline: bool
+    runs: Sequence[Record]
+    failed: int
+    published: Published | None
+
+
+def block(dataset: str, split: str, silos: int, base: str, given: Sequence[Given]) -> Block:
+    """One table from the records of its rows."""
+    runs_of = {each.label: list(each.runs) for each in given}
+    every = [run for runs in runs_of.values() for run in runs]
+    against_base = holm(
+        [
+            test
+            for each in given
+            if each.label != base
+            and (test := paired(each.label, each.runs, base, runs_of.get(base, [])))
+        ]
+    )
+    labels = [each.label for each in given if not each.baseline]
+    pairs = holm(
+        [
+            test
+            for i, one in enumerate(labels)
+            for other in labels[:i]
+            if (test := paired(one, runs_of[one], other, runs_of[other]))
+        ]
+    )
+    by_row = {test.row: test for test in against_base}
+    shares = [run["data"]["missing_share"] for run in every]
+    known = [share for share in shares if share is not None]
+    return Block(
+        dataset=dataset,
+        split=split,
+        silos=silos,
+        base=base,
+        evaluation=" / ".join(sorted({run["evaluation"] for run in every})),
+        ratio=" or ".join(
+            sorted({"/".join(f"{100 * s:.0f}" for s in guards.ratio(run)) for run in every})
+        ),
+        missing_share=sum(known) / len(known) if known else None,
+        label_skew=sum(map(guards.label_skew, every)) / len(every) if every else None,
+        hashes={run["seed"]: run["split"]["hash"] for run in every},
+        lines=tuple(_line(each, by_row.get(each.label)) for each in given),
+        pairs=tuple(pairs),
+        warnings=tuple(guards.warnings(runs_of)),
+    )
+
+
+def _line(given: Given, test: Paired | None) -> Line:
+    if not given.runs:
+        return Line(
+            given.label,
+            given.method,
+            given.baseline,
+            seeds=(),
+            failed=given.failed,
+            accuracy=None,
+            macro_f1=None,
+            published=None,
+            paired=None,
+            seconds=None,
+            sent="",
+        )
+    summary = summarise_runs(given.runs)
+    beside = None
+    if given.published is not None and summary.accuracy is not None:
+        beside = against_published(
+            summary.accuracy,
+            given.published.accuracy,
+            given.published.std,
+            given.published.repeats,
+        )
+    return Line(
+        given.label,
+        given.method,
+        given.baseline,
+        seeds=tuple(run["seed"] for run in given.runs),
+        failed=given.failed,
+        accuracy=summary.accuracy,
+        macro_f1=summary.macro_f1,
+        published=beside,
+        paired=test,
+        seconds=summary.seconds.mean,
+        sent="all raw data" if summary.pooled else human_bytes(summary.bytes_up),
+    )
+
+
+# The cells of a table as text, the same in every format
+
+
+HEADS = ("row", "ours", "published", "difference", "", "against {base}", "p", "seconds", "left")
+
+
+def _heads(block: Block) -> list[str]:
+    return [head.format(base=block.base) for head in HEADS]
+
+
+def _texts(line: Line) -> list[str]:
+    name = f"{line.label}*" if line.baseline else line.label
+    if line.accuracy is None:
+        state = f"failed ({line.failed})" if line.failed else ("no tests" if line.seeds else "...")
+        return [name, state, *[""] * 7]
+    beside, test = line.published, line.paired
+    ours = _figure(line.accuracy) + (f" ({line.failed} failed)" if line.failed else "")
+    published = ["", "", ""]
+    if beside is not None:
+        std = "" if beside.published_std is None else f" ± {beside.published_std:.4f}"
+        width = "" if beside.interval is None else f" ± {beside.interval:.4f}"
+        published = [
+            f"{beside.published:.4f}{std}",
+            f"{beside.difference:+.4f}{width}",
+            f"{MARKS[beside.mark]} {beside.mark}".strip(),
+        ]
+    against = ["", ""]
+    if test is not None:
+        width = f" ± {test.difference.interval:.4f}" if test.difference.count > 1 else ""
+        against = [
+            f"{test.difference.mean:+.4f}{width}",
+            "" if test.adjusted is None else _p(test.adjusted),
+        ]
+    return [name, ours, *published, *against, f"{line.seconds or 0.0:.1f}", line.sent]
+
+
+def _figure(summary: Summary) -> str:
+    width = f" ± {summary.interval:.4f}" if summary.count > 1 else ""
+    return f"{summary.mean:.4f}{width}"
+
+
+def _p(value: float) -> str:
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _columns(block: Block) -> list[int]:
+    """The columns that say something: without published figures theirs are left out."""
+    texts = [_texts(line) for line in block.lines]
+    return [i for i in range(len(HEADS)) if i < 2 or any(row[i] for row in texts)]
+
+
+def notes(blocks: Sequence[Block]) -> list[str]:
+    """What the columns mean."""
+    found = []
+    lines = [line for block in blocks for line in block.lines]
+    if any(line.accuracy and line.accuracy.count > 1 for line in lines):
+        found.append("ours: mean test accuracy ± 95% interval over seeds.")
+    if any(line.published for line in lines):
+        found.append(
+            "published: mean ± standard deviation as printed; difference: ours minus published ± "
+            "95% interval (Welch), marked ▲ above, ≈ within or ▼ below it."
+        )
+    if any(line.paired for line in lines):
+        found.append(
+            "against: paired by seed and split ± 95% interval; p: paired t test, Holm-adjusted "
+            "within the table."
+        )
+    if any(line.baseline for line in lines):
+        found.append("*: sees all training nodes' features in one place and no edge.")
+    found.append(
+        "label skew: mean distance (total variation) of the silos' label shares from the whole's. "
+        "All selection is by validation nodes."
+    )
+    return found
+
+
+def terminal(block: Block) -> Group:
+    """For the terminal; warnings in front, since they decide whether to read on."""
+    table = Table(box=box.SIMPLE_HEAD)
+    heads = ["row", "ours", "published", "difference", f"against {block.base}", "cost"]
+    rows = [_stacked(line) for line in block.lines]
+    shown = [i for i in range(len(heads)) if i < 2 or any(row[i] for row in rows)]
+    for i in shown:
+        table.add_column(heads[i], justify="left" if i == 0 else "right")
+    colours = {"▲": "green", "▼": "red"}
+    for row in rows:
+        table.add_row(*(Text(row[i], style=colours.get(row[i][:1], "")) for i in shown))
+    parts: list[Any] = [Text(block.title, style="bold"), Text(block.about, style="dim")]
+    parts += [Text(f"Warning: {each}", style="bold red") for each in block.warnings]
+    return Group(*parts, table)
+
+
+def _stacked(line: Line) -> list[str]:
+    """A row whose figures stand above their intervals, so that it fits 80 columns."""
+    name, ours, published, difference, mark, against, p, seconds, sent = _texts(line)
+    two = [text.replace(" ±", "\n±") for text in (ours, published, difference, against)]
+    two[2] = f"{mark[:1]} {two[2]}".strip()
+    if p:
+        figure, _, interval = two[3].partition("\n")
+        two[3] = f"{figure}\n{interval}\np {p}"
+    return [name, *two, f"{seconds} s\n{sent}" if seconds else ""]
+
+
+def markdown(blocks: Sequence[Block]) -> str:
+    """Pipe tables."""
+    parts = []
+    for block in blocks:
+        heads, columns = _heads(block), _columns(block)
+        rows = [[_texts(line)[i] for i in columns] for line in block.lines]
+        parts.append(f"### {block.title}\n\n{_capital(block.about)}.\n")
+        parts += [f"**Warning:** {each}.\n" for each in block.warnings]
+        parts.append(_pipe([heads[i] for i in columns]))
+        parts.append(_pipe(["---", *["---:"] * (len(columns) - 1)]))
+        parts += [_pipe([text.replace("|", "\\|") for text in row]) for row in rows]
+        parts.append("")
+    parts += [f"- {note}" for note in notes(blocks)]
+    return "\n".join(parts) + "\n"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _pipe(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+CSV_COLUMNS = (
+    *("dataset", "split", "silos", "row", "method", "seeds", "failed", "accuracy", "std"),
+    *("interval", "macro_f1", "published", "published_std", "difference", "difference_interval"),
+    *("mark", "base", "against_base", "against_base_interval", "p", "p_adjusted", "seconds"),
+    *("sent", "evaluation", "ratio", "missing_share", "label_skew", "warnings"),
+)
+
+
+def to_csv(blocks: Sequence[Block]) -> str:
+    """One line per row of every block, all digits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for block in blocks:
+        for line in block.lines:
+            ours, f1, beside, test = line.accuracy, line.macro_f1, line.published, line.paired
+            values = [
+                *(block.dataset, block.split, block.silos, line.label, line.method),
+                *(len(line.seeds), line.failed),
+                *((ours.mean, ours.std, ours.interval) if ours else (None,) * 3),
+                f1.mean if f1 else None,
+                *(
+                    (
+                        beside.published,
+                        beside.published_std,
+                        beside.difference,
+                        beside.interval,
+                        beside.mark,
+                    )
+                    if beside
+                    else (None,) * 5
+                ),
+                block.base,
+                *(
+                    (test.difference.mean, test.difference.interval, test.p, test.adjusted)
+                    if test
+                    else (None,) * 4
+                ),
+                *(line.seconds, line.sent, block.evaluation, block.ratio),
+                *(block.missing_share, block.label_skew, "; ".join(block.warnings)),
+            ]
+            writer.writerow(["" if value is None else value for value in values])
+    return text.getvalue()
+
+
+_TEX = {
+    **{"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_"},
+    **{"{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"±": r"$\pm$", "▲": r"$\uparrow$", "▼": r"$\downarrow$", "≈": r"$\approx$", "<": "$<$"},
+}
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(sign, sign) for sign in text)
+
+
+def latex(blocks: Sequence[Block]) -> str:
+    """A table environment per block; needs booktabs."""
+    parts = ["% \\usepackage{booktabs}"]
+    for block in blocks:
+        heads, columns = _heads(block), _columns(block)
+        parts += [r"\begin{table}", r"\centering"]
+        parts.append(rf"\caption{{{_tex(block.title)}: {_tex(block.about)}.}}")
+        parts.append(rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}")
+        parts += [r"\toprule", " & ".join(_tex(heads[i]) for i in columns) + r" \\", r"\midrule"]
+        parts += [
+            " & ".join(_tex(_texts(line)[i]) for i in columns) + r" \\" for line in block.lines
+        ]
+        parts += [r"\bottomrule", r"\end{tabular}"]
+        parts += [f"% Warning: {each}" for each in block.warnings]
+        parts += [r"\end{table}", ""]
+    parts += [f"% {note}" for note in notes(blocks)]
+    return "\n".join(parts) + "\n"
+
+
+_STYLE = """
+:root{color-scheme:light dark}
+body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:auto;padding:1rem}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+th,td{padding:.3rem .6rem;text-align:right;border-bottom:1px solid #8884;white-space:nowrap}
+th:first-child,td:first-child{text-align:left}
+.above{color:#0a7d33}.below{color:#c62828}.warning{color:#c62828;font-weight:600}
+@media(prefers-color-scheme:dark){body{background:#14171a;color:#e6e6e6}
+.above{color:#5fd38a}.below,.warning{color:#ff8a80}}
+"""
+
+
+def to_html(title: str, blocks: Sequence[Block]) -> str:
+    """One page with all tables, no script and no request."""
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width,initial-scale=1">',
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{html.escape(title)}</h1>",
+    ]
+    for block in blocks:
+        heads, columns = _heads(block), _columns(block)
+        parts.append(f"<h2>{html.escape(block.title)}</h2>")
+        parts.append(f"<p>{html.escape(_capital(block.about))}.</p>")
+        parts += [f'<p class="warning">Warning: {html.escape(w)}.</p>' for w in block.warnings]
+        cells = "".join(f'<th scope="col">{html.escape(heads[i])}</th>' for i in columns)
+        parts.append(f'<div class="wide" tabindex="0"><table><thead><tr>{cells}</tr></thead>')
+        for line in block.lines:
+            mark = line.published.mark if line.published else ""
+            cells = "".join(f"<td>{html.escape(_texts(line)[i])}</td>" for i in columns)
+            parts.append(f'<tr class="{mark}">{cells}</tr>')
+        parts.append("</table></div>")
+    parts.append("<ul>" + "".join(f"<li>{html.escape(n)}</li>" for n in notes(blocks)) + "</ul>")
+    return "\n".join(parts) + "</body></html>\n"

@@ -1,0 +1,260 @@
+"""Runs as a report shows them: read from their folders with care, grouped and named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedmend.errors import FedmendError, FileFormatError, SettingsError
+from fedmend.privacy.ledger import Ledger
+from fedmend.reports.record import LEDGER, RECORD, SavedRun, read_run
+
+MOST_RUNS = 60
+_LEDGER_LIMIT = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A graph to draw: where nodes stand, whose they are, and its links.
+
+    shown, nodes: how many of how many nodes are drawn.
+    """
+
+    x: list[float]
+    y: list[float]
+    silo: list[str]
+    label: list[str]
+    inside: list[tuple[int, int]]
+    missing: list[tuple[int, int]]
+    shown: int
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Retraced:
+    """What only the data can tell, found by making the run's silos again.
+
+    confusion: of the test nodes, rows are true classes; None where the run cannot be repeated.
+    note: why something is missing.
+    """
+
+    drawing: Drawing | None = None
+    confusion: list[list[int]] | None = None
+    note: str = ""
+
+
+@dataclass
+class RunView:
+    """One run with everything a report shows of it."""
+
+    folder: Path
+    saved: SavedRun
+    ledger: Ledger
+    label: str = ""
+    group: str = ""
+    retraced: Retraced = field(default_factory=Retraced)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return self.saved.record
+
+    @property
+    def hash(self) -> str:
+        return str(self.record["split"]["hash"])
+
+
+def find_runs(paths: Iterable[Path]) -> list[Path]:
+    """The run folders at or below these paths, each once, in order."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise SettingsError(f"{path} is not a folder: name a run's folder, or one of many runs")
+        inside = sorted(record.parent for record in path.rglob(RECORD))
+        if not inside:
+            read_run(path)  # says what is wrong with it
+        found.update(dict.fromkeys(inside))
+    if len(found) > MOST_RUNS:
+        raise SettingsError(
+            f"{len(found)} runs are too many for one page (at most {MOST_RUNS}); name fewer folders"
+        )
+    return list(found)
+
+
+def read_views(folders: Sequence[Path]) -> list[RunView]:
+    """The runs of these folders, with names that tell them apart."""
+    views = [_view(folder) for folder in folders]
+    _name(views)
+    return views
+
+
+def _view(folder: Path) -> RunView:
+    saved = read_run(folder)
+    try:
+        _check(saved.record)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileFormatError(
+            f"{folder / RECORD} is not a run's record: {type(error).__name__} {error}"
+        ) from error
+    path = folder / LEDGER
+    try:
+        if path.stat().st_size > _LEDGER_LIMIT:
+            raise FileFormatError(f"{path} is too large to be a ledger of ours")
+        ledger = Ledger.from_csv(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileFormatError(f"cannot read {path}: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileFormatError(f"{path} is not a ledger: {error}") from error
+    return RunView(folder, saved, ledger)
+
+
+def _check(record: Mapping[str, Any]) -> None:
+    """Raise unless what a report reads is there and of its type; anything may stand in a file."""
+    _texts(record["method"], record["evaluation"], record["split"]["hash"], record["split"]["how"])
+    if type(record["seed"]) is not int:
+        raise ValueError(f"seed {record['seed']!r}")
+    if not isinstance(record["settings"], dict) or not isinstance(record["pooled"], bool):
+        raise ValueError("settings or pooled")
+    if record["result"] is not None:
+        _numbers(record["result"]["accuracy"], record["result"]["macro_f1"])
+    for phase, rounds in record["rounds"].items():
+        _texts(phase)
+        for number, metrics in rounds.items():
+            int(number)
+            _texts(*metrics)
+            _numbers(*metrics.values())
+    _numbers(*record["measured"]["phases"].values(), record["measured"]["seconds"])
+    _texts(*record["measured"]["phases"], *record["said"])
+    _numbers(record["bytes"]["up"], record["bytes"]["down"])
+    share = record["data"]["missing_share"]
+    _numbers(*([] if share is None else [share]))
+    for silo in record["data"]["per_silo"]:
+        _texts(silo["name"], *silo["labels"])
+        _numbers(*silo["labels"].values(), silo["nodes"], silo["edges"])
+        _numbers(*(silo[f"{role}_nodes"] for role in ("train", "val", "test")))
+
+
+def _texts(*values: Any) -> None:
+    for value in values:
+        if not isinstance(value, str):
+            raise TypeError(f"{value!r} is no text")
+
+
+def _numbers(*values: Any) -> None:
+    for value in values:
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise TypeError(f"{value!r} is no number")
+
+
+def _name(views: Sequence[RunView]) -> None:
+    """Groups: what differs in nothing but the seed. Labels: unique, as short as they may be."""
+    kinds: dict[str, list[RunView]] = {}
+    for view in views:
+        kinds.setdefault(_kind(view), []).append(view)
+    by_method: dict[str, list[list[RunView]]] = {}
+    for group in kinds.values():
+        by_method.setdefault(group[0].record["method"], []).append(group)
+    taken: set[str] = set()
+    for method, groups in by_method.items():
+        differing = _differing([group[0] for group in groups])
+        for group in groups:
+            facts = _facts(group[0])
+            words = ", ".join(f"{key}={facts.get(key)}" for key in differing)
+            name = _unique(f"{method} ({words})" if words else method, taken)
+            for view in group:
+                view.group = name
+                seed = f", seed {view.record['seed']}" if len(views) > 1 else ""
+                view.label = _unique(f"{name}{seed}", taken) if seed else name
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    found, number = name, 2
+    while found in taken:
+        found, number = f"{name} #{number}", number + 1
+    taken.add(found)
+    return found
+
+
+def _facts(view: RunView) -> dict[str, Any]:
+    """What a run is, but for its seed."""
+    record = view.record
+    return {
+        **record["settings"],
+        "dataset": record["dataset"],
+        "split": record["split"]["how"],
+        "silos": len(record["data"]["per_silo"]),
+        "evaluation": record["evaluation"],
+    }
+
+
+def _kind(view: RunView) -> str:
+    return f"{view.record['method']} {sorted((k, str(v)) for k, v in _facts(view).items())}"
+
+
+def _differing(views: Sequence[RunView]) -> list[str]:
+    facts = [_facts(view) for view in views]
+    keys = dict.fromkeys(key for each in facts for key in each)
+    return [key for key in keys if len({str(each.get(key)) for each in facts}) > 1]
+
+
+def same_group(views: Sequence[RunView]) -> dict[str, list[RunView]]:
+    """The runs of each group."""
+    found: dict[str, list[RunView]] = {}
+    for view in views:
+        found.setdefault(view.group, []).append(view)
+    return found
+
+
+def nfdp_account(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The privacy account of a run that has one, checked."""
+    privacy = record.get("privacy")
+    account = privacy.get("nfdp") if isinstance(privacy, dict) else None
+    if account is None:
+        return None
+    try:
+        _texts(account["sentence"])
+        for column in ("published", "recomputed"):
+            for bound in account[column].values():
+                for key in ("epsilon", "delta"):
+                    _numbers(*([] if bound[key] is None else [bound[key]]))
+        if not isinstance(account["settings"], dict):
+            raise TypeError("settings")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FedmendError(f"the record's privacy account is malformed: {error}") from error
+    found: Mapping[str, Any] = account
+    return found
+
+
+def generator_counts(record: Mapping[str, Any]) -> tuple[list[float], list[float]] | None:
+    """Predicted and true numbers of missing neighbours, node by node, where a run has them."""
+    generator = record.get("generator")
+    if generator is None:
+        return None
+    try:
+        predicted, true = list(generator["predicted"]), list(generator["true"])
+        _numbers(*predicted, *true)
+    except (KeyError, TypeError) as error:
+        raise FedmendError(f"the record's generator is malformed: {error}") from error
+    if len(predicted) != len(true):
+        raise FedmendError(
+            f"the record's generator has {len(predicted)} predictions for {len(true)} nodes"
+        )
+    return predicted, true
+
+
+def generator_projection(record: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]] | None:
+    """Where generated and true neighbours lie in two dimensions, where a run has it."""
+    generator = record.get("generator")
+    projection = generator.get("projection") if isinstance(generator, dict) else None
+    if projection is None:
+        return None
+    try:
+        found = {kind: [(x, y) for x, y in projection[kind]] for kind in ("generated", "true")}
+        for places in found.values():
+            for place in places:
+                _numbers(*place)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FedmendError(f"the record's projection is malformed: {error}") from error
+    return found

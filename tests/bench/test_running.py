@@ -1,0 +1,140 @@
+"""A small suite from its file to its tables."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fedmend.bench import Suite, parse
+from fedmend.bench.running import BenchPlan, run_bench, update_page
+from fedmend.cells import Engine, Outcome, Telling
+from fedmend.errors import FileFormatError
+from fedmend.reports import benches
+from fedmend.reports.benches import Block
+
+TEXT = """
+about = "a test"
+datasets = ["csbm:nodes=90,classes=3,features=6"]
+splits = ["random"]
+silos = [2, 3]
+seeds = 2
+base = "fedavg"
+[settings]
+rounds = 2
+batch_size = 8
+[[rows]]
+method = "fedavg"
+[[rows]]
+method = "local"
+label = "lo_cal & <co>"
+"""
+
+
+@pytest.fixture(scope="module")
+def plan() -> BenchPlan:
+    return BenchPlan(parse("mine", TEXT), {})
+
+
+@pytest.fixture(scope="module")
+def done(plan: BenchPlan, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Block], Path]:
+    out = tmp_path_factory.mktemp("bench")
+    blocks, outcome = run_bench(plan, out, Engine(workers=1), Telling())
+    assert outcome.failures == {}
+    return blocks, out
+
+
+def test_every_table_has_the_baselines_and_the_split(done: tuple[list[Block], Path]) -> None:
+    blocks, _ = done
+    assert [block.silos for block in blocks] == [2, 3]
+    for block in blocks:
+        labels = [line.label for line in block.lines]
+        assert labels == ["fedavg", "lo_cal & <co>", "majority", "logistic", "mlp"]
+        assert [line.baseline for line in block.lines] == [False, False, True, True, True]
+        assert block.warnings == ()
+        assert block.missing_share is not None
+        assert "edges between silos" in block.about
+        assert "label skew" in block.about
+        assert len(block.hashes) == 2
+        assert all(line.paired for line in block.lines[1:])
+        assert len(block.pairs) == 1
+
+
+def test_files_are_written_and_agree(done: tuple[list[Block], Path]) -> None:
+    blocks, out = done
+    saved = json.loads((out / "bench.json").read_text())
+    first = blocks[0].lines[0].accuracy
+    assert first is not None
+    assert saved["tables"][0]["lines"][0]["accuracy"]["mean"] == first.mean
+    rows = list(csv.DictReader(io.StringIO((out / "table.csv").read_text())))
+    assert len(rows) == 10
+    assert float(rows[0]["accuracy"]) == first.mean
+    shown = f"{first.mean:.4f} ± {first.interval:.4f}"
+    assert shown in (out / "table.md").read_text()
+    assert shown.replace("±", r"$\pm$") in (out / "table.tex").read_text()
+    assert r"lo\_cal \& $<$co>" in (out / "table.tex").read_text()
+    page = (out / "table.html").read_text()
+    assert shown in page
+    assert "lo_cal &amp; &lt;co&gt;" in page
+    assert "<co>" not in page
+    assert "http" not in page
+    HTMLParser().feed(page)
+
+
+def test_a_second_run_finds_everything(plan: BenchPlan, done: tuple[list[Block], Path]) -> None:
+    blocks, out = done
+    rounds: list[str] = []
+    telling = Telling(round=lambda cell, _: rounds.append(cell.name))
+    again, _ = run_bench(plan, out, Engine(workers=1), telling)
+    assert rounds == []
+    assert [block.as_dict() for block in again] == [block.as_dict() for block in blocks]
+
+
+def test_rows_tested_in_another_mode_are_warned_about(
+    plan: BenchPlan, done: tuple[list[Block], Path], tmp_path: Path
+) -> None:
+    fedavg, local = plan.suite.rows
+    mixed: Suite = replace(
+        plan.suite, rows=(fedavg, replace(local, evaluation="own-subgraph")), silos=(2,)
+    )
+    blocks, _ = run_bench(BenchPlan(mixed, {}), tmp_path, Engine(workers=1), Telling())
+    assert "evaluation differs" in blocks[0].warnings[0]
+    assert blocks[0].lines[1].paired is None  # and are not compared
+    assert "Warning" in (tmp_path / "table.md").read_text()
+    assert html.escape(blocks[0].warnings[0]) in (tmp_path / "table.html").read_text()
+
+
+def test_what_failed_or_has_not_run_is_shown_as_such(plan: BenchPlan) -> None:
+    place = plan.places[0]
+    name = plan.cell(place, plan.rows[0], 1).name
+    block = plan.block(place, Outcome({}, {name: "why"}))
+    assert block.lines[0].failed == 1
+    assert "failed (1)" in benches.markdown([block])
+    assert "nothing has finished yet" in block.about
+    assert plan.place_of(name) == place
+
+
+def test_a_page_of_several_suites(
+    plan: BenchPlan, done: tuple[list[Block], Path], tmp_path: Path
+) -> None:
+    blocks, _ = done
+    page = tmp_path / "results.md"
+    update_page(page, plan, blocks)
+    other = BenchPlan(replace(plan.suite, name="other", about="another"), {})
+    update_page(page, other, blocks)
+    before = page.read_text()
+    update_page(page, plan, blocks)
+    assert page.read_text() == before
+    assert before.startswith("# Results")
+    assert before.count("## mine") == before.count("## other") == 1
+    assert "2 seeds (0 to 1)" in before
+    assert "torch" in before
+    page.write_text(before.replace("<!-- end of mine -->", ""))
+    with pytest.raises(FileFormatError, match="marks of suite mine"):
+        update_page(page, plan, blocks)

@@ -1,0 +1,155 @@
+"""Suites: those of the package, and files that are not one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedmend.bench import find, parse, published, published_figure, shipped
+from fedmend.bench.running import BenchPlan
+from fedmend.errors import SettingsError, UnknownNameError
+from fedmend.evaluation.evaluate import MODES
+from fedmend.methods import METHODS
+from fedmend.run import configure
+
+PENDING_METHODS = {
+    # Methods that shipped suites name before they are here. Once one is registered, take it out:
+    # from then on its suites are checked in full.
+    *("local+", "fedsage+", "feddep", "feddep-no-dgen", "feddep-no-proto", "feddep-no-nfdp"),
+    *("hifgl", "fedggr"),
+}
+PENDING_MODES = {"cross-edges"}
+
+GOOD = """
+datasets = ["cora"]
+splits = ["random"]
+silos = [2]
+[[rows]]
+method = "fedavg"
+"""
+
+
+def test_the_shipped_suites() -> None:
+    assert set(shipped()) >= {
+        *("quick", "fedsage-table2", "feddep-table2", "feddep-table3", "hifgl-table3"),
+        "fedggr-table2",
+    }
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_suite_names_what_there_is(name: str) -> None:
+    suite = find(name)
+    assert suite.about
+    assert set(suite.unknown_methods) <= PENDING_METHODS - set(METHODS)
+    modes = {suite.evaluation, *(row.evaluation for row in suite.rows)} - {None}
+    assert modes <= set(MODES) | PENDING_MODES
+    here = [row.label for row in suite.rows if row.method in METHODS]
+    for cell in BenchPlan(suite.only(rows=here), {}).cells():
+        if cell.method in METHODS:
+            configure(cell.method, cell.settings)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_suite_stands_beside_published_figures(name: str) -> None:
+    suite = find(name)
+    for row in suite.rows:
+        if row.method == "fedavg" and suite.paper == "feddep-table3":
+            continue  # the base, which that table does not have
+        for dataset in suite.datasets:
+            for silos in suite.silos:
+                assert published_figure(suite, row, dataset, silos), (row.label, dataset, silos)
+
+
+def test_published_figures_are_figures() -> None:
+    for paper, datasets in published()["tables"].items():
+        assert published()["settings"][paper.split("-")[0]]["repeats"] >= 1
+        for silos in datasets.values():
+            for rows in silos.values():
+                for each in rows.values():
+                    assert 0 < each["acc"] < 1
+                    assert each["std"] is None or 0 <= each["std"] < 0.5
+
+
+def test_a_suite_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(GOOD)
+    suite = find(str(tmp_path / "mine.toml"))
+    assert (suite.name, suite.seeds, suite.base, suite.paper) == ("mine", 5, "fedavg", None)
+    assert suite.rows[0].label == "fedavg"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("datasets = [", "not valid TOML"),
+        ("", "datasets must be a list"),
+        (GOOD.replace('["cora"]', "[]"), "not empty"),
+        (GOOD.replace("[2]", "[0]"), "whole numbers from 1"),
+        (GOOD.replace("[2]", "[true]"), "whole numbers from 1"),
+        (GOOD.replace("[2]", "[2, 2]"), "twice"),
+        (GOOD + '[[rows]]\nmethod = "fedavg"\n', "same label"),
+        (GOOD + '[[rows]]\nlabel = "x"\n', "no method"),
+        (GOOD + 'label = "../x"\n', "becomes a folder"),
+        (GOOD + 'label = ".x"\n', "becomes a folder"),
+        (GOOD + "label = 3\n", "label must be a text"),
+        (GOOD + "colour = 3\n", "unknown key of a row"),
+        (GOOD + "settings = { lr = [1] }\n", "settings are flat"),
+        ("colour = 1\n" + GOOD, "unknown key of suite"),
+        ("seeds = 0\n" + GOOD, "seeds must be"),
+        ("seeds = true\n" + GOOD, "seeds must be"),
+        ('base = "x"\n' + GOOD, "unknown base"),
+        ('paper = "x"\n' + GOOD, "unknown paper"),
+        (GOOD + "[dataset-settings.pubmed]\nlr = 1\n", "unknown dataset"),
+        ("settings = 3\n" + GOOD, "settings must be a table"),
+    ],
+)
+def test_what_is_no_suite(text: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        parse("mine", text)
+
+
+def test_a_missing_or_unknown_suite(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'quick'"):
+        find("quik")
+    with pytest.raises(SettingsError, match="cannot read"):
+        find(str(tmp_path / "no.toml"))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match="not a text file"):
+        find(str(tmp_path / "binary.toml"))
+
+
+def test_a_part_of_a_suite() -> None:
+    suite = find("fedsage-table2")
+    part = suite.only(datasets=["cora"], silos=[5], rows=["local", "global"], seeds=2)
+    assert (part.datasets, part.silos, part.seeds) == (("cora",), (5,), 2)
+    assert part.base == "local"  # the suite's own base is not among the rows
+    assert suite.only(rows=["local", "fedsage"]).base == "fedsage"
+    for wrong in ({"datasets": ["cra"]}, {"silos": [4]}, {"rows": ["fedsag"]}):
+        with pytest.raises(UnknownNameError, match="of suite fedsage-table2"):
+            suite.only(**wrong)
+
+
+def test_a_suite_that_needs_a_missing_method_says_so() -> None:
+    suite = parse("mine", GOOD + '[[rows]]\nmethod = "magic"\n')
+    assert suite.unknown_methods == ["magic"]
+    with pytest.raises(SettingsError, match=r"needs magic.*--rows fedavg"):
+        BenchPlan(suite, {})
+
+
+def test_settings_reach_the_methods_that_know_them() -> None:
+    text = (
+        GOOD.replace(
+            "[[rows]]",
+            "[settings]\nlr = 0.5\nmu = 0.3\n[dataset-settings.cora]\nlr = 0.1\n[[rows]]",
+        )
+        + '[[rows]]\nmethod = "fedprox"\nsettings = { mu = 0.7 }\n[[rows]]\nmethod = "fedsage"\n'
+    )
+    plan = BenchPlan(parse("mine", text), {"rounds": "3", "backbone": "gcn"})
+    by_row = {cell.name.split("/")[2]: cell.settings for cell in plan.cells()}
+    assert by_row["fedavg"] == {"lr": 0.1, "rounds": "3", "backbone": "gcn"}
+    assert by_row["fedprox"]["mu"] == 0.7
+    assert "backbone" not in by_row["fedsage"]  # its name says which
+    assert by_row["mlp"]["backbone"] == "mlp"
+    assert by_row["majority"] == by_row["logistic"] == {}
+    with pytest.raises(UnknownNameError, match="unknown setting 'colour'"):
+        BenchPlan(parse("mine", text), {"colour": 1})

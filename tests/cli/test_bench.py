@@ -1,0 +1,93 @@
+"""`fedmend bench` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedmend.bench import shipped
+from tests.cli.conftest import Command
+
+SUITE = """
+datasets = ["csbm:nodes=80,classes=3,features=6", "csbm:nodes=2,classes=2"]
+splits = ["random"]
+silos = [3]
+seeds = 1
+[settings]
+rounds = 2
+batch_size = 8
+[[rows]]
+method = "fedavg"
+[[rows]]
+method = "local"
+"""
+
+
+def test_without_a_name_they_are_listed(fedmend: Command) -> None:
+    done = fedmend("bench")
+    assert done.returncode == 0
+    for name in shipped():
+        assert name in done.stdout
+
+
+def test_a_suite_shows_tables_and_leaves_a_resumable_folder(
+    fedmend: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.toml").write_text(SUITE)
+    options = ("--out", "b", "--page", "results.md", "--workers", "1")
+    done = fedmend("bench", "mine.toml", *options)
+    # The second dataset cannot be made: told once, and the first is finished all the same.
+    assert done.returncode == 1
+    assert done.stderr.count("edges inside classes are wanted") == 1
+    assert "5 of 10 cells failed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "against fedavg" in " ".join(done.stdout.split())
+    assert "edges between silos" in done.stdout
+    assert "logistic*" in done.stdout
+    for name in ("bench.json", "table.md", "table.csv", "table.tex", "table.html"):
+        assert (tmp_path / "b" / name).exists()
+    assert "## mine" in (tmp_path / "results.md").read_text()
+    again = fedmend("bench", "mine.toml", "--out", "b", "--json")
+    found = json.loads(again.stdout)
+    assert len(found["tables"]) == 2
+    assert again.returncode == 1
+    assert len(found["failures"]) == 5
+    assert found["tables"][0]["lines"][0]["accuracy"]["count"] == 1
+
+
+def test_a_part_of_a_suite(fedmend: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(SUITE)
+    options = ("--rows", "local", "--seeds", "2", "--set", "hidden=4", "--json", "--workers", "1")
+    data = ("--datasets", "csbm:nodes=80;classes=3")
+    assert fedmend("bench", "mine.toml", *options, *data).returncode == 2
+    first = SUITE.replace(', "csbm:nodes=2,classes=2"', "")
+    (tmp_path / "mine.toml").write_text(first)
+    done = fedmend("bench", "mine.toml", *options)
+    assert done.returncode == 0, done.stderr
+    (table,) = json.loads(done.stdout)["tables"]
+    assert table["lines"][0]["label"] == "local"
+    assert table["lines"][0]["accuracy"]["count"] == 2
+    record = next((tmp_path / "runs/bench-mine").rglob("local/seed-0/record.json"))
+    assert json.loads(record.read_text())["settings"]["hidden"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("quik",), "did you mean 'quick'"),
+        (("none.toml",), "cannot read none.toml"),
+        (("quick", "--datasets", "pubmed"), "unknown dataset of suite quick"),
+        (("quick", "--silos", "x"), "not a list of whole numbers"),
+        (("quick", "--silos", "7"), "unknown number of silos"),
+        (("quick", "--rows", "fedsag"), "unknown row of suite quick"),
+        (("quick", "--set", "nonsense=1"), "unknown setting 'nonsense'"),
+        (("quick", "--set", "hidden=many"), "hidden='many' is not allowed"),
+    ],
+)
+def test_mistakes_are_one_line(fedmend: Command, arguments: tuple[str, ...], said: str) -> None:
+    done = fedmend("bench", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
