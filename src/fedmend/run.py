@@ -323,11 +323,12 @@ def _generated(built: Mapping[str, SiloBase], silos: Partition) -> dict[str, Any
 def count_surroundings(ledger: Ledger, silos: Partition, graphs: Mapping[str, Graph]) -> None:
     """Count what a silo was shown of other silos' nodes as if it had been sent."""
     for name, graph in graphs.items():
-        shown = graph.num_nodes - silos.silos[name].num_nodes
-        if shown:
-            values = graph.x.values() if is_sparse(graph.x) else graph.x
-            size = values.numel() * values.element_size() * shown // graph.num_nodes
-            ledger.count("set-up", 0, name, "down", "oracle.Surroundings", {Kind.RAW: size})
+        own = silos.silos[name]
+        # Feature values and pairs of node indices, of what is not the silo's own.
+        values = graph.x.values()[own.x.values().numel() :] if is_sparse(graph.x) else graph.x
+        values = values if is_sparse(graph.x) else values[own.num_nodes :]
+        size = values.nbytes + 16 * (graph.num_edges - own.num_edges)
+        ledger.count("set-up", 0, name, "down", "oracle.Surroundings", {Kind.RAW: size})
 
 
 def default_mode(silos: Partition) -> str:

@@ -592,9 +592,13 @@ def server(silos: Federation[Silo], settings: FedDEPSettings) -> dict[str, Tenso
     else:
         for _ in silos.rounds(1, state, "local GNNs"):
             silos.ask(Silo.start_exchange, Nothing()).enough(settings.min_silos)
-        say_if_two(silos)
-        for number in silos.rounds(settings.generator_epochs, state, "generator exchange"):
-            exchange(silos, number, settings.min_silos, settings.min_batch)
+        if len(silos.names) > 1:
+            say_if_two(silos)
+            for number in silos.rounds(settings.generator_epochs, state, "generator exchange"):
+                exchange(silos, number, settings.min_silos, settings.min_batch)
+        else:  # nobody to exchange with
+            for _ in silos.rounds(1, state, "generators alone"):
+                silos.ask(Silo.learn_alone, Nothing()).enough(settings.min_silos)
         for number in silos.rounds(1, state, "generators"):
             replies = silos.ask(Silo.finish_exchange, Nothing())
             note_generated(silos, number, replies, settings)
@@ -657,7 +661,10 @@ def privacy(settings: FedDEPSettings, graphs: Mapping[str, Graph]) -> dict[str, 
     # One epoch more: the embeddings behind the prototypes are computed on a draw of their own.
     epochs = settings.encoder_epochs + 1
     found = account(settings.fan_out, None, settings.depth, epochs, settings.rate, 1e-5, counts)
-    return {"nfdp": found.to_dict(), "sentence": found.sentence}
+    sentence = found.sentence
+    if settings.exchange == "gradients":
+        sentence += " The exchange of embeddings and gradients is not in this arithmetic at all."
+    return {"nfdp": found.to_dict(), "sentence": sentence}
 
 
 DELTA = 1e-5
