@@ -189,9 +189,11 @@ def train(
         raise SettingsError(f"min_silos={config.min_silos}, but there are {len(graphs)} silos")
     what = identity(chosen, config, silos, seed, mode)
     # Building too with fixed threads: waking more of them for small matrices only costs time.
+    extra = _extra_knowledge(chosen, silos)
     with torch_threads(threads):
         built = [
-            chosen.silo_type(name, graph, config, seed) for name, graph in sorted(graphs.items())
+            chosen.silo_type(name, graph, config, seed, **extra.get(name, {}))
+            for name, graph in sorted(graphs.items())
         ]
     folder = None if out is None else Path(out)
     engine = InProcess(
@@ -287,6 +289,17 @@ def _graphs(method: Method, silos: Partition) -> dict[str, Graph]:
             "come with"
         )
     return {POOLED: silos.whole}
+
+
+def _extra_knowledge(method: Method, silos: Partition) -> dict[str, dict[str, Any]]:
+    """What silos of this method get beside their graph, by silo."""
+    if not method.needs_border:
+        return {}
+    try:
+        borders = silos.borders
+    except DataError as error:
+        raise DataError(f"method {method.name!r} needs the silos' borders: {error}") from error
+    return {name: {"border": border} for name, border in borders.items()}
 
 
 def default_mode(silos: Partition) -> str:

@@ -27,6 +27,7 @@ class Method:
     module: holds `server`, `Silo` and the settings class named `settings`.
     model: "shared", one for all silos, or "own", one per silo.
     pooled: runs on the whole graph in one place; needs it.
+    needs_border: silos know their edges to other silos, and get them as `border`.
     fixed: settings that the name implies.
     """
 
@@ -36,6 +37,7 @@ class Method:
     settings: str
     model: Literal["shared", "own"] = "shared"
     pooled: bool = False
+    needs_border: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def _load(self, attribute: str) -> Any:
@@ -99,6 +101,13 @@ METHODS = {
             "fedper",
             "FedPerSettings",
             model="own",
+        ),
+        Method(
+            "hifgl",
+            "HiFGL: messages cross between silos as secret shares, so that no edge is lost",
+            "hifgl",
+            "HiFGLSettings",
+            needs_border=True,
         ),
     )
 }
