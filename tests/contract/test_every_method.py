@@ -22,6 +22,7 @@ from fedmend.federation import MESSAGES, field_rules
 from fedmend.graph import Graph
 from fedmend.methods import METHODS, find
 from fedmend.methods.fedper import FedPerSettings, is_shared
+from fedmend.models.backbones import BACKBONES
 from fedmend.reports.record import read_run
 from fedmend.run import Result, choose_model, predict_with, train
 from tests.tiny import QUICK, comparable, reordered, same_weights, tiny_graph, tiny_partition
@@ -84,6 +85,10 @@ def test_one_silo(method: str) -> None:
 @every_method
 def test_silos_that_do_not_come_with_a_whole_graph(method: str) -> None:
     alone = Partition(PARTITION.silos, "by hand", None)
+    if METHODS[method].needs_border:
+        with pytest.raises(DataError, match="needs the silos' borders"):
+            train(method, alone, **SETTINGS)
+        alone = Partition(PARTITION.silos, "by hand", None, given_borders=PARTITION.borders)
     if METHODS[method].pooled:
         with pytest.raises(DataError, match="needs the whole graph"):
             train(method, alone, **SETTINGS)
@@ -130,6 +135,10 @@ WHAT_LEAVES = {
     "fedsage": {"weights", "counts", "metrics", "framing"},
     "fedprox": {"weights", "counts", "metrics", "framing"},
     "fedper": {"weights", "counts", "metrics", "framing"},
+    "hifgl": {
+        *("gradients", "shares", "sealed", "pseudonyms", "counts", "metrics", "control"),
+        "framing",
+    },
 }
 WHAT_COMES = {
     "global": set(),
@@ -138,6 +147,7 @@ WHAT_COMES = {
     "fedsage": {"weights", "framing"},
     "fedprox": {"weights", "framing"},
     "fedper": {"weights", "framing"},
+    "hifgl": {"weights", "shares", "sealed", "pseudonyms", "counts", "control", "framing"},
 }
 MESSAGES_OF = {
     "global": set(),
@@ -146,6 +156,12 @@ MESSAGES_OF = {
     "fedsage": {"fedavg.Weights", "fedavg.Update", "fedavg.Validation"},
     "fedprox": {"fedavg.Weights", "fedavg.Update", "fedavg.Validation"},
     "fedper": {"fedavg.Weights", "fedavg.Update", "fedavg.Validation"},
+    "hifgl": {
+        "federation.Nothing",
+        *(f"secret_message_passing.{name}" for name in ("Keys", "Letters", "Outgoing", "Incoming")),
+        *(f"hifgl.{name}" for name in ("Shared", "Greeting", "Agreed", "Columns", "Gradients")),
+        "hifgl.Validation",
+    },
 }
 
 
@@ -285,10 +301,15 @@ def test_resumes_to_the_identical_result(
     assert comparable(resumed.record) == comparable(whole.record)
 
 
+def without_one(method: str) -> Partition:
+    """A federation that can go on without one silo: with secret messages it takes three."""
+    return tiny_partition(4) if METHODS[method].needs_border else PARTITION
+
+
 @federated
 def test_goes_on_without_a_lost_silo(method: str) -> None:
     faults = [Fault("silo-1", first=2, last=2)]
-    result = train(method, PARTITION, faults=faults, **SETTINGS)
+    result = train(method, without_one(method), faults=faults, **SETTINGS)
     assert result.record["said"] == ["silo-1 was lost in round 2 of training: it does not answer"]
     up = result.ledger.by("silo", "round", "direction")
     assert ("silo-1", 2, "up") not in up
@@ -301,7 +322,8 @@ def test_goes_on_without_a_lost_silo(method: str) -> None:
 @federated
 @pytest.mark.parametrize("evaluation", ["global-graph", "own-subgraph"])
 def test_goes_on_without_a_silo_that_never_answers(method: str, evaluation: str) -> None:
-    result = train(method, PARTITION, faults=[Fault("silo-1")], evaluation=evaluation, **SETTINGS)
+    partition = without_one(method)
+    result = train(method, partition, faults=[Fault("silo-1")], evaluation=evaluation, **SETTINGS)
     assert result.ledger.total("up", "silo-1") == 0
     assert result.scores is not None
     if METHODS[method].model == "own":
@@ -310,7 +332,7 @@ def test_goes_on_without_a_silo_that_never_answers(method: str, evaluation: str)
         with pytest.raises(UnknownNameError, match="silo-1"):
             result.model_of("silo-1")
     else:
-        names = {"silo-0", "silo-1", "silo-2"} if evaluation == "own-subgraph" else set()
+        names = set(partition.names) if evaluation == "own-subgraph" else set()
         assert set(result.scores.by_silo) == names
 
 
@@ -360,11 +382,18 @@ def test_settings_are_described_and_checked(method: str) -> None:
         train(method, PARTITION, rounds=0)
 
 
+BACKBONES_OF = {"hifgl": ("gcn", "sage")}
+"""Methods that cannot be had with every backbone."""
+
+
 @every_method
 def test_backbone_is_an_option_of_all(method: str) -> None:
     for backbone in ("gcn", "gat", "mlp", "sage"):
         fixed = METHODS[method].fixed.get("backbone", backbone)
-        if fixed != backbone:
+        if backbone not in BACKBONES_OF.get(method, BACKBONES):
+            with pytest.raises(UnknownNameError, match="unknown value of backbone"):
+                train(method, PARTITION, backbone=backbone, **SETTINGS)
+        elif fixed != backbone:
             with pytest.raises(SettingsError, match=f"{method} means backbone=sage; for backbone="):
                 train(method, PARTITION, backbone=backbone, **SETTINGS)
         else:
@@ -376,7 +405,7 @@ def test_fedsage_is_fedavg_with_graphsage() -> None:
     same_result(plain_run("fedsage"), plain_run("fedavg"))
 
 
-@every_method
+@pytest.mark.parametrize("method", [n for n, m in METHODS.items() if not m.needs_border])
 def test_silo_without_training_nodes_is_named(method: str) -> None:
     graph = PARTITION.silos["silo-1"]
     nobody = torch.zeros(graph.num_nodes, dtype=torch.bool)

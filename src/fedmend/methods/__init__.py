@@ -27,6 +27,7 @@ class Method:
     module: holds `server`, `Silo` and the settings class named `settings`.
     model: "shared", one for all silos, or "own", one per silo.
     pooled: runs on the whole graph in one place; needs it.
+    exposes_border: silos get to see nodes of others that they have edges to.
     needs_border: silos know their edges to other silos, and get them as `border`.
     fixed: settings that the name implies.
     """
@@ -37,6 +38,7 @@ class Method:
     settings: str
     model: Literal["shared", "own"] = "shared"
     pooled: bool = False
+    exposes_border: bool = False
     needs_border: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
 

@@ -803,7 +803,8 @@ class Hub:
         nodes = sum(reply.training_nodes for reply in replies.values())
         if not nodes:
             raise FederationError("no silo that is there has training nodes")
-        parameters = {key: nn.Parameter(each.clone()) for key, each in before.items()}
+        # Sorted: a checkpoint gives names back in another order than the model has.
+        parameters = {key: nn.Parameter(before[key].clone()) for key in sorted(before)}
         for name, reply in replies.items():
             check_weights(name, reply.gradients, like=before)
         for key, parameter in parameters.items():
