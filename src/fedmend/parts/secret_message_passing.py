@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
     Numbers = NDArray[np.int64]
 
+MOST_KNOWN = 1000
+"""Lists of pseudonyms that an `Adder` remembers: a few per pair of silos."""
+
 SERVER = -1
 """The server's number as a relay; silos are numbered by their place among the sorted names."""
 
@@ -226,16 +229,20 @@ def checked_elements(values: Elements) -> Elements:
 
 
 class Adder:
-    """Adds up shares for the same node; remembers who is whom while the nodes stay the same."""
+    """Adds up shares for the same node; remembers who is whom for lists it has seen before."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[Numbers, Numbers, Numbers, Numbers]] = {}
 
     def groups(self, key: Any, pseudonyms: Numbers) -> tuple[Numbers, Numbers, Numbers]:
         """The different pseudonyms, which of them each row has, and how often each occurs."""
+        # Length and sum tell the lists of different stages apart; equality is what decides.
+        key = (key, len(pseudonyms), int(pseudonyms.sum()))
         known = self._known.get(key)
         if known is None or not np.array_equal(known[0], pseudonyms):
             found = np.unique(pseudonyms, return_inverse=True, return_counts=True)
+            if len(self._known) >= MOST_KNOWN:  # lists change when silos are lost: forget old ones
+                self._known.clear()
             known = self._known[key] = (pseudonyms.copy(), *found)
         return known[1:]
 
