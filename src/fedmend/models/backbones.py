@@ -58,10 +58,10 @@ class Backbone(nn.Module):
         first, *deeper = zip(self.layers, hops, strict=True)
         h: Tensor = first[0](x, first[1])
         for layer, hop in deeper:
-            h = layer(self.drop(torch.relu(h), generator), hop)
+            h = layer(self._drop(torch.relu(h), generator), hop)
         return h
 
-    def drop(self, h: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _drop(self, h: Tensor, generator: torch.Generator | None) -> Tensor:
         rate = self.shape.dropout
         if not self.training or rate == 0.0:
             return h

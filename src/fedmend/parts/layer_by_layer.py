@@ -69,7 +69,7 @@ class LayerByLayer:
     def _activated(self, number: int, out: Tensor) -> Tensor:
         if number == self.model.shape.layers - 1:
             return out
-        return self.model.drop(torch.relu(out), self.dropout)
+        return self.model._drop(torch.relu(out), self.dropout)
 
     @property
     def training(self) -> bool:
