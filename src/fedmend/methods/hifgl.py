@@ -91,7 +91,7 @@ if TYPE_CHECKING:
 M = TypeVar("M")
 R = TypeVar("R")
 
-BLOCK = 2**21
+BLOCK = 2**19
 """Numbers of raw features that one silo sends at a time: bounds the memory of the input pass."""
 
 SETTINGS = {
