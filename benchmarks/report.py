@@ -415,8 +415,10 @@ def _hifgl_speed(result: Result, _: Result) -> list[str]:
         "protocol must move at least. *Section 5.2*: O(dT) for each directed edge, that is "
         "(T+1) hidden-size embeddings forward along every edge, one layer, at 8 bytes.\n",
         table(
-            ["MB", "all, on", "sealed and shares", "weights, gradients", "all, off"]
-            + ["messages a pass", "shares, once", "section 5.2"],
+            [
+                *("MB", "all, on", "sealed and shares", "weights, gradients", "all, off"),
+                *("messages a pass", "shares, once", "section 5.2"),
+            ],
             [
                 [
                     _name(row["dataset"]),
