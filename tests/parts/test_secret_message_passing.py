@@ -78,7 +78,7 @@ class Net:
         keys = torch.stack([each.public_key for each in self.silos])
         members = torch.arange(silos)
         for each in self.silos:
-            each.meet(Keys("pass 1", True, members, keys, 1000))
+            each.meet(Keys("pass 1", True, members, keys, 1000, 3))
         self.office = PostOffice(self.secrecy)
         self.to_relays: dict[int, Letters] = {}
         self.from_relays: dict[int, Letters] = {}
@@ -172,7 +172,7 @@ def test_no_silo_relays_its_own_messages(
         return
     secrecy.check(silos, within_silos=True)
     source, target = data.draw(st.sampled_from(members)), data.draw(st.sampled_from(members))
-    relays = secrecy.relays(source, target, members)
+    relays = secrecy.relays(source, target, members, data.draw(st.integers(0, 30)))
     assert len(set(relays)) == len(relays) == secrecy.shares
     assert relays[0] == SERVER
     assert source not in relays
@@ -180,12 +180,15 @@ def test_no_silo_relays_its_own_messages(
     assert set(relays[1:]) <= set(members)
 
 
-def test_relaying_is_shared_out() -> None:
+def test_few_relay_in_a_pass_and_everybody_in_turn() -> None:
     secrecy = Secrecy("relay", 1, 0, 28)
-    pairs = [(s, t) for s in range(5) for t in range(5) if s != t]
-    loads = np.bincount([secrecy.relays(s, t, range(5))[1] for s, t in pairs])
-    assert loads.min() >= 2
-    assert loads.max() <= 6
+    pairs = [(s, t) for s in range(6) for t in range(6) if s != t]
+    loads = np.zeros((6, 6), dtype=int)
+    for turn in range(6):
+        for source, target in pairs:
+            loads[turn, secrecy.relays(source, target, range(6), turn)[1]] += 1
+    assert ((loads > 0).sum(1) == 3).all()  # T + 2 silos are enough for every pair
+    assert len(set(loads.sum(0).tolist())) == 1
 
 
 @pytest.mark.parametrize("silos", [1, 2])
@@ -234,7 +237,7 @@ def test_any_t_relays_learn_nothing_and_one_more_everything(threshold: int) -> N
             true = net.said(source, target)
             if source == target or not true:
                 continue
-            relays = net.secrecy.relays(source, target, range(5))
+            relays = net.secrecy.relays(source, target, range(5), 3)
             mine = {
                 relay: [bundle for bundle in held[relay] if bundle.target == target]
                 for relay in relays

@@ -22,7 +22,7 @@ EDGES = Edges(
 def agreement(with_noise: bool = False, **minimum: int) -> WhoHearsWhom:
     messages = SecretMessages("silo-0", 0, NODES, Secrecy("relay", 1, 0, 28), None)
     keys = torch.zeros(3, 32, dtype=torch.uint8)
-    messages.meet(Keys("pass 1", False, torch.arange(3), keys, 10))
+    messages.meet(Keys("pass 1", False, torch.arange(3), keys, 10, 0))
     least = {INPUT: 3, FORWARD: 2, BACKWARD: 2, LAST: 2, **minimum}
     found = WhoHearsWhom(messages, EDGES, least, with_noise, together=True)
     found.begin()

@@ -917,7 +917,9 @@ class Hub:
 
     def _round_keys(self, training: bool) -> Keys:
         members = torch.tensor([self._number[name] for name in self._present])
-        return Keys(self._label("pass"), training, members, self._keys, self._summands)
+        label = self._label("pass")
+        turn = self._state.passes % len(members)
+        return Keys(label, training, members, self._keys, self._summands, turn)
 
     def _label(self, what: str) -> str:
         """A name that no other pass has; always as long, so that the same run sends as much."""

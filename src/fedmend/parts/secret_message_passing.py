@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -62,6 +63,7 @@ class Keys:
     """Who takes part, their public keys, and how many messages a node may add up at most.
 
     label: what the next pass is for; training: whether weights are to learn from it.
+    turn: decides whose turn it is to relay.
     """
 
     label: Annotated[str, Kind.CONTROL]
@@ -69,6 +71,7 @@ class Keys:
     members: Annotated[Tensor, Kind.CONTROL]
     keys: Annotated[Tensor, Kind.CONTROL]
     summands: Annotated[int, Kind.COUNTS]
+    turn: Annotated[int, Kind.CONTROL]
 
 
 @message
@@ -140,14 +143,20 @@ class Secrecy:
     def shares(self) -> int:
         return self.threshold + 1 + self.checks
 
-    def relays(self, source: int, target: int, members: Sequence[int]) -> tuple[int, ...]:
-        """Who carries each share from a silo to another: never one of the two themselves."""
+    def relays(
+        self, source: int, target: int, members: Sequence[int], turn: int = 0
+    ) -> tuple[int, ...]:
+        """Who carries each share from a silo to another: never one of the two themselves.
+
+        In one pass the same few silos relay for everybody, so that there are few letters; with
+        every `turn` it is others' turn.
+        """
         if self.routing == "paper":
             return (target,) * self.shares
-        others = [each for each in members if each not in (source, target)]
-        turn = max(members) + 1  # each pair begins at another silo, so that the work is shared
-        others.sort(key=lambda each: (each - source - target) % turn)
-        return (SERVER, *others)[: self.shares]
+        first = turn % len(members)
+        queue = (*members[first:], *members[:first])
+        others = (each for each in queue if each not in (source, target))
+        return (SERVER, *islice(others, self.shares - 1))
 
     def check(self, members: int, within_silos: bool) -> None:
         """Refuse a federation with too few relays, before anything is sent."""
@@ -376,6 +385,7 @@ class SecretMessages:
         self.members: tuple[int, ...] = ()
         self._peers: dict[int, bytes] = {}
         self._summands = 1
+        self._turn = 0
         self._adder = Adder()
 
     @property
@@ -392,7 +402,7 @@ class SecretMessages:
         self._peers = {
             each: key.numpy().tobytes() for each, key in zip(members, keys.keys, strict=True)
         }
-        self._summands = keys.summands
+        self._summands, self._turn = keys.summands, keys.turn
 
     # Sealed letters
 
@@ -436,7 +446,8 @@ class SecretMessages:
         letters: dict[int, list[Bundle]] = {}
         for target in np.flatnonzero(rows).tolist():
             part = slice(int(starts[target]), int(starts[target + 1]))
-            for index, relay in enumerate(self.secrecy.relays(self.number, target, self.members)):
+            relays = self.secrecy.relays(self.number, target, self.members, self._turn)
+            for index, relay in enumerate(relays):
                 if relay != SERVER:
                     bundle = Bundle(target, index, route.pseudonyms[part], shares[index, part])
                     letters.setdefault(relay, []).append(bundle)
