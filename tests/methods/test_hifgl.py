@@ -289,6 +289,23 @@ def test_a_silo_lost_in_a_round_stops_it_and_it_is_repeated_without(step: str) -
         assert "3" not in outgoing.sealed
 
 
+@pytest.mark.parametrize("step", ["settle", "speak_features", "hear_features", "relay"])
+def test_a_silo_lost_in_preparation_is_as_good_as_never_there(step: str) -> None:
+    gone: list[str] = []
+
+    def cut_off(now: str, name: str, reply: Any) -> Any:
+        if name == "silo-3" and (gone or now == step):
+            gone.append(now)
+            return None
+        return reply
+
+    found = Observed(cut(5), cut_off, **OPEN).run()
+    never = train("hifgl", cut(5), faults=[Fault("silo-3")], **OPEN, **FIVE)
+    assert gone
+    assert never.weights is not None
+    close(found, never.weights)
+
+
 def test_a_round_that_is_repeated_has_fresh_masks() -> None:
     turns = 0
 

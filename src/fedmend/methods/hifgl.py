@@ -91,8 +91,8 @@ if TYPE_CHECKING:
 M = TypeVar("M")
 R = TypeVar("R")
 
-BLOCK = 2**19
-"""Numbers of raw features that one silo sends at a time: bounds the memory of the input pass."""
+BLOCK = 2**21
+"""Numbers of raw features that all silos send at a time: bounds the memory of the input pass."""
 
 SETTINGS = {
     "silos": "a silo sees its own nodes' data; only messages between silos are secret",
@@ -298,6 +298,7 @@ class Devices:
         self._own = Features(graph.x, reused=True)
         self._kept: dict[str, Any] = {}
         self._columns = slice(0, 0)
+        self._trained = False
         self.probabilities: Tensor | None = None
 
     # Before training: sums of raw features
@@ -340,10 +341,15 @@ class Devices:
         found: Features = self._kept["input"]
         return found
 
-    def settled(self, first_time: bool) -> None:
-        """Who hears whom is agreed on: work out what nodes divide by."""
-        if first_time:
+    def settled(self) -> None:
+        """Who hears whom is agreed on: work out what nodes divide by.
+
+        Raw features are passed once: a later agreement, without silos that were lost since, does
+        not change what was heard of them.
+        """
+        if not self._trained:
             self._input_scale = self._target_scale(INPUT)
+            self.input_sums.zero_()
         self._scale = self._target_scale(FORWARD)
 
     def _target_scale(self, stage: str) -> Tensor:
@@ -356,6 +362,7 @@ class Devices:
 
     def begin(self, training: bool) -> None:
         """The first layer, which waits for nobody."""
+        self._trained = True
         self.network.begin(self._summed_features(), self._own, training)
 
     def hear(self, heard: Tensor) -> None:
@@ -388,7 +395,8 @@ class Devices:
         self.network.dropout.set_state(state["dropout"])
         self.input_sums, self._input_scale = state["input sums"], state["input scale"]
         self._kept = {}
-        self.settled(first_time=False)
+        self._trained = True
+        self.settled()
 
 
 def _edges(
@@ -442,7 +450,6 @@ class Silo(SiloBase):
         self._all_training_nodes = 0
         self._silos = 1
         self._judged = (0.0, 0)
-        self._first_agreement = True
         self._to_itself = b""
         self.best = OwnBest()
 
@@ -498,8 +505,7 @@ class Silo(SiloBase):
     def settle(self, letters: Letters) -> Agreed:
         """Learn who wants to hear the last layer's gradients; the agreement is complete."""
         self._take((LAST,), self._agreement.speaks[BACKWARD], letters)
-        self.devices.settled(first_time=self._first_agreement)
-        self._first_agreement = False
+        self.devices.settled()
         routes = self._messages.routes
         return Agreed(
             len(routes[INPUT].silos),
@@ -667,7 +673,6 @@ class Silo(SiloBase):
         return saved
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        self._first_agreement = False
         self.devices.restore(_under("devices/", state))
         if self.settings.training != "gradients":
             self._optimizer.restore(_under("optimizer/", state))
@@ -691,13 +696,14 @@ class Training(Selection):
     """The server's memory between rounds.
 
     members: silos that take part; agreed: those among whom who hears whom is agreed on.
-    passes: how many were begun, of any kind.
+    messages: in an input pass; passes: how many were begun, of any kind.
     moments: the server's optimiser; noised: messages with noise that one node spoke in so far.
     """
 
     weights: dict[str, Tensor]
     members: list[str]
     agreed: list[str] = field(default_factory=list)
+    messages: int = 0
     training_nodes: int = 0
     passes: int = 0
     moments: dict[str, Tensor] = field(default_factory=dict)
@@ -782,11 +788,10 @@ class Hub:
     def prepare(self) -> None:
         """Agree on who hears whom, and sum up raw features; who is not there stays out."""
         state = self._state
-        agreed = self._gather(state.weights)
-        most = max(each.messages for each in agreed.values())
-        width = max(1, BLOCK // max(most, 1))
+        self._gather(state.weights)
+        width = max(1, BLOCK // max(state.messages, 1))
         features = self._silos.schema.num_features
-        for first in range(0, features if most else 0, width):
+        for first in range(0, features if state.messages else 0, width):
             columns = Columns(self._label("input"), first, min(first + width, features))
             outgoing = self._ask(Silo.speak_features, dict.fromkeys(self._present, columns))
             self._ask(Silo.hear_features, self._carry(INPUT, outgoing))
@@ -854,7 +859,7 @@ class Hub:
 
     # Who is there
 
-    def _gather(self, weights: dict[str, Tensor]) -> Mapping[str, Agreed]:
+    def _gather(self, weights: dict[str, Tensor]) -> None:
         """Greet the silos, and have those who answer agree anew if they are not the same."""
         state, s = self._state, self._settings
         asked = [name for name in state.members if name not in self._absent]
@@ -866,9 +871,10 @@ class Hub:
         most = max(reply.most_neighbours for reply in greeted.values())
         self._summands = max(most, len(greeted))
         if self._present == state.agreed:
-            return {}
+            return
         agreed = self._agree()
         state.agreed = list(self._present)
+        state.messages = sum(each.messages for each in agreed.values())
         state.training_nodes = sum(reply.training_nodes for reply in greeted.values())
         if not state.training_nodes:
             raise FederationError("no silo has training nodes: give some nodes the role 'train'")
@@ -883,7 +889,6 @@ class Hub:
                 stage: sum(each.below_minimum[stage] for each in agreed.values())
                 for stage in stages
             }
-        return agreed
 
     def _agree(self) -> Mapping[str, Agreed]:
         """The phases of `parts/who_hears_whom.py`."""
