@@ -18,6 +18,8 @@ NAMES = {
     "mending": "FedSage+ and FedDEP beside FedAvg and the true neighbours, on both splits",
     "mending_cost": "seconds, memory and bytes of FedSage+ and FedDEP",
     "speed": "FedAvg's rounds beside a bare loop, OpenFGL and plain PyG",
+    "hifgl": "HiFGL's tables 3 and 4: from Local-MLP to Global, on random silos",
+    "hifgl_speed": "HiFGL's seconds, memory and bytes, secret sharing on and off",
     "growth": "seconds and memory from 10 thousand to a million nodes",
     "startup": "how quickly the command line answers",
     "sampling": "the neighbour sampler beside a plain loop",
@@ -25,21 +27,21 @@ NAMES = {
 
 # Options that only some benchmarks heed: ignoring one in silence would mislead.
 HEEDED = {
-    "set": ("accuracy", "mending", "growth"),
-    "datasets": ("accuracy", "mending", "speed"),
+    "set": ("accuracy", "mending", "growth", "hifgl"),
+    "datasets": ("accuracy", "mending", "speed", "hifgl", "hifgl_speed"),
     "methods": ("accuracy", "mending"),
     "silos": ("accuracy", "mending"),
-    "seeds": ("accuracy", "mending"),
+    "seeds": ("accuracy", "mending", "hifgl"),
 }
 
 
 def parse(arguments: list[str]) -> tuple[list[str], Options]:
     """The benchmarks to run, and how."""
-    listed = "\n".join(f"  {name:10} {text}" for name, text in NAMES.items())
+    listed = "\n".join(f"  {name:11} {text}" for name, text in NAMES.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=(
-            f"{listed}\n  {'report':10} only write docs/benchmarks.md again from what is kept\n\n"
+            f"{listed}\n  {'report':11} only write docs/benchmarks.md again from what is kept\n\n"
             "Without a name all are run. Full runs are kept in benchmarks/results and written to\n"
             "docs/benchmarks.md; --quick and runs with other settings go to benchmarks/.cache."
         ),
@@ -53,12 +55,12 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a setting (accuracy, growth)",
+        help="a setting (accuracy, growth, hifgl)",
     )
-    parser.add_argument("--datasets", type=_words, help="only these (accuracy, speed)")
+    parser.add_argument("--datasets", type=_words, help="only these datasets")
     parser.add_argument("--methods", type=_words, help="these instead (accuracy)")
     parser.add_argument("--silos", type=_numbers, help="these numbers of silos (accuracy)")
-    parser.add_argument("--seeds", type=int, help="how many seeds (accuracy)")
+    parser.add_argument("--seeds", type=int, help="how many seeds (accuracy, hifgl)")
     given = parser.parse_args(arguments)
     wrong = [name for name in given.names if name not in (*NAMES, "report")]
     if wrong:

@@ -393,6 +393,162 @@ def _fifth(row: Row, share: float) -> list[str]:
     return [f"≤ {1000 * target:.0f}", met(best, target)]
 
 
+# HiFGL
+
+HIFGL = {
+    "local-mlp": "Local-MLP",
+    "local": "Local",
+    "fedavg": "FedAvg",
+    "hifgl": "HiFGL, every neighbour heard",
+    "hifgl-minimum": "HiFGL, defaults",
+    "global": "Global",
+}
+HIFGL_GOAL = 0.005
+"""HiFGL may be so much below Global, and no more."""
+
+
+def _hifgl(result: Result, published: Result) -> list[str]:
+    settings, theirs = result["settings"], published["accuracy"]["hifgl"]
+    common = settings["common"]
+    parts = [
+        f"Tables 3 and 4 of the paper: {settings['silos']} random silos, 60/20/20, accuracy over "
+        "all test nodes with edges between silos in use (`cross-edges`), the round chosen on "
+        f"validation nodes. Every method: full batch, all neighbours, two layers of "
+        f"{common['hidden']}, Adam {common['lr']:g}, {common['rounds']} epochs, no dropout. Ours: "
+        "mean ± standard deviation (half-width of the 95% interval). Gain: Graph Information "
+        "Gain, 0% is Local-MLP, 100% Global. *Every neighbour heard* is the paper's setting "
+        "(`min_neighbours=1 input_min_neighbours=1`); the defaults are 2 and 3. The authors' "
+        "release picks the epoch on the test nodes.\n"
+    ]
+    for dataset in dict.fromkeys(row["dataset"] for row in result["rows"]):
+        rows = [row for row in result["rows"] if row["dataset"] == dataset]
+        seeds = len(rows[0]["by_seed"])
+        parts += [
+            f"### {_name(dataset)}, {seeds} seed(s)\n",
+            table(
+                ["", "ours", "gain", "published", "difference"],
+                [_hifgl_line(row, theirs[dataset]["5"]) for row in rows],
+            ),
+        ]
+    words = (
+        f"Goal: HiFGL (every neighbour heard) within {100 * HIFGL_GOAL:.1f} point of Global and at "
+        "or above the published figure.\n"
+    )
+    parts += ["### Against the goal\n", words, _hifgl_goal(result["rows"], theirs)]
+    return parts
+
+
+def _hifgl_label(name: str) -> str:
+    method, _, backbone = name.rpartition("-")
+    return HIFGL[name] if name in HIFGL else f"{HIFGL[method]}, {_name(backbone)}"
+
+
+def _hifgl_line(row: Row, theirs: Row) -> list[str]:
+    known = theirs.get(row["name"])
+    return [
+        _hifgl_label(row["name"]),
+        f"{row['mean']:.4f} ± {row['std']:.4f} ({row['interval']:.4f})",
+        "" if row["gain"] is None else f"{100 * row['gain']:.1f}%",
+        "" if known is None else f"{known['acc']:.4f} ± {known['std']:.4f}",
+        "" if known is None else f"{row['mean'] - known['acc']:+.4f}",
+    ]
+
+
+def _hifgl_goal(rows: Sequence[Row], theirs: Result) -> str:
+    means = {(row["dataset"], row["name"]): row["mean"] for row in rows}
+    lines = []
+    for (dataset, name), mean in means.items():
+        method, _, backbone = name.rpartition("-")
+        if method != "hifgl":
+            continue
+        whole = means[dataset, f"global-{backbone}"]
+        known = theirs[dataset]["5"][name]["acc"]
+        lines.append(
+            [
+                f"{_name(dataset)}, {_name(backbone)}",
+                f"{mean:.4f}",
+                f"{mean - whole:+.4f}",
+                met(whole - mean, HIFGL_GOAL),
+                f"{mean - known:+.4f}",
+                met(known, mean),
+            ]
+        )
+    return table(["", "HiFGL", "to Global", "", "to published", ""], lines)
+
+
+def _hifgl_speed(result: Result, _: Result) -> list[str]:
+    settings = result["settings"]
+    targets, release = settings["targets"], settings["release"]
+    return [
+        f"HiFGL, GCN of two layers of {settings['hidden']}, {settings['silos']} random silos, T=1, "
+        f"every neighbour heard; {settings['turns']} turns of {settings['epochs']} epochs with "
+        "secret sharing on and off, in one process, one worker. Milliseconds per epoch: median "
+        "and quickest on the clock, and median of processor time, which other programs distort "
+        "less; *times* is the ratio of the latter. The authors' release, in clear, was measured "
+        "earlier.\n",
+        table(
+            ["", "on", "quickest", "target", "", "processor on", "off", "times", "", "release"],
+            [
+                [
+                    _name(row["dataset"]),
+                    _ms(row["seconds_on"]),
+                    _ms(row["quickest_on"]),
+                    f"< {1000 * targets['seconds'][row['dataset']]:.0f}",
+                    met(row["seconds_on"], targets["seconds"][row["dataset"]]),
+                    _ms(row["processor_on"]),
+                    _ms(row["processor_off"]),
+                    f"{row['times']:.1f}",
+                    met(row["times"], targets["times"]),
+                    _ms(release.get(row["dataset"])),
+                ]
+                for row in result["rows"]
+            ],
+        ),
+        "Passing the raw features, once before training, and the peak of a process that loads, "
+        "cuts and trains:\n",
+        table(
+            ["", "input pass s", "peak MB", "target", ""],
+            [
+                [
+                    _name(row["dataset"]),
+                    f"{row['input_seconds']:.1f}",
+                    f"{row['memory_mb']:.0f}",
+                    f"< {targets['memory_mb']:.0f}",
+                    met(row["memory_mb"], targets["memory_mb"]),
+                ]
+                for row in result["rows"]
+            ],
+        ),
+        "Bytes of an epoch over all silos, both ways (what a relay passes on is counted again). "
+        "*Shares, once*: messages x 2 passes x (T+1) shares x classes x 8 bytes, what the "
+        "protocol must move at least. *Section 5.2*: O(dT) for each directed edge, that is "
+        "(T+1) hidden-size embeddings forward along every edge, one layer, at 8 bytes.\n",
+        table(
+            [
+                *("MB", "all, on", "sealed and shares", "weights, gradients", "all, off"),
+                *("messages a pass", "shares, once", "section 5.2"),
+            ],
+            [
+                [
+                    _name(row["dataset"]),
+                    _mb(sum(row["bytes_on"].values())),
+                    _mb(row["bytes_on"].get("sealed", 0) + row["bytes_on"].get("shares", 0)),
+                    _mb(row["bytes_on"].get("weights", 0) + row["bytes_on"].get("gradients", 0)),
+                    _mb(sum(row["bytes_off"].values())),
+                    f"{row['messages']:,}",
+                    _mb(row["share_bytes"]),
+                    _mb(row["paper_bytes"]),
+                ]
+                for row in result["rows"]
+            ],
+        ),
+    ]
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:.2f}"
+
+
 # Growth
 
 
@@ -543,6 +699,8 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "mending": ("Mending", _mending),
     "mending_cost": ("What mending costs", _mending_cost),
     "speed": ("Speed", _speed),
+    "hifgl": ("HiFGL: accuracy", _hifgl),
+    "hifgl_speed": ("HiFGL: speed, memory and bytes", _hifgl_speed),
     "growth": ("Growth", _growth),
     "startup": ("Start-up", _startup),
     "sampling": ("Neighbour sampling", _sampling),

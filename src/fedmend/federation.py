@@ -34,7 +34,7 @@ from typing import (
 from torch import Tensor
 
 from fedmend.errors import TooFewSilosError
-from fedmend.privacy.ledger import Kind
+from fedmend.privacy.ledger import Kind, Ledger
 
 if TYPE_CHECKING:
     import torch
@@ -83,6 +83,21 @@ def message(cls: type[T]) -> type[T]:
         raise TypeError(f"there is a message {wire_name(made)} already: rename one")
     MESSAGES[wire_name(made)] = made
     return made
+
+
+def content_sizes(sent: Any) -> dict[Kind, int]:
+    """The bytes of a message's content by kind, without the wire's framing."""
+    sizes: dict[Kind, int] = {}
+    for name, rule in field_rules(type(sent)).items():
+        value = getattr(sent, name)
+        if isinstance(value, Tensor):
+            size = value.nbytes
+        elif isinstance(value, dict) and all(isinstance(each, Tensor) for each in value.values()):
+            size = sum(each.nbytes for each in value.values())
+        else:
+            size = len(str(value))
+        sizes[rule.kind] = sizes.get(rule.kind, 0) + size
+    return sizes
 
 
 def wire_name(message_type: type[Any]) -> str:
@@ -191,6 +206,17 @@ class SiloBase:
 
     def mended_embeddings(self) -> Tensor | None:
         """What this silo's nodes bring along where it predicts on its own graph (FedDEP)."""
+        return None
+
+    def probabilities(self) -> Tensor | None:
+        """Class probabilities of this silo's nodes, where the method computes them by itself.
+
+        For methods whose silos hear each other when they predict; they never leave the silo.
+        """
+        return None
+
+    def inside(self) -> Ledger | None:
+        """What crossed between this silo and its devices, where the two are told apart."""
         return None
 
 

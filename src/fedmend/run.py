@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -157,8 +158,8 @@ def train(
         method: a name from `fedmend methods`.
         silos: a partition from `split`, `read_silos` or made by hand.
         seed: of everything random in training; the split has its own.
-        evaluation: `global-graph` or `own-subgraph`; by default the first where the whole graph
-            is known.
+        evaluation: `global-graph`, `own-subgraph` or `cross-edges`; by default the first where the
+            whole graph is known.
         out: a folder for record, weights, ledger and checkpoints.
         resume: go on from the checkpoint in `out`, if there is one, to the identical result.
         workers: silos trained side by side (0 = one per core); does not change the result.
@@ -184,7 +185,7 @@ def train(
         )
     seed = operator.index(seed)  # numpy's whole numbers too
     mode = evaluation or default_mode(silos)
-    check_mode(mode, silos)
+    check_mode(mode, silos, predict_together=chosen.needs_border)
     graphs = _graphs(chosen, silos, config)
     any_graph = next(iter(graphs.values()))
     schema = Schema(any_graph.num_features, any_graph.label_names)
@@ -192,9 +193,11 @@ def train(
         raise SettingsError(f"min_silos={config.min_silos}, but there are {len(graphs)} silos")
     what = identity(chosen, config, silos, seed, mode)
     # Building too with fixed threads: waking more of them for small matrices only costs time.
+    extra = _extra_knowledge(chosen, silos)
     with torch_threads(threads):
         built = [
-            chosen.silo_type(name, graph, config, seed) for name, graph in sorted(graphs.items())
+            chosen.silo_type(name, graph, config, seed, **extra.get(name, {}))
+            for name, graph in sorted(graphs.items())
         ]
     folder = None if out is None else Path(out)
     engine = InProcess(
@@ -209,7 +212,7 @@ def train(
         checkpoint_file=None if folder is None else folder / records.CHECKPOINT,
         checkpoint_every=checkpoint_every,
         # Threads too: another number of them may round differently.
-        fingerprint=_fingerprint({**what, "threads": threads}, graphs),
+        fingerprint=_fingerprint({**what, "threads": threads}, graphs, extra),
         resume=resume,
     )
     set_up = time.perf_counter() - started
@@ -217,9 +220,11 @@ def train(
         weights = chosen.server(engine, config)
         own = (
             {name: each for name, silo in engine.silos.items() if (each := silo.own_weights())}
-            if chosen.model == "own"
+            if weights is None
             else {}
         )
+        given = {name: silo.probabilities() for name, silo in engine.silos.items()}
+        together = {name: each for name, each in given.items() if each is not None}
         shape = config.shape(schema)
         testing = time.perf_counter()
         tested = [silos.whole] if mode == "global-graph" else list(silos.silos.values())
@@ -229,7 +234,11 @@ def train(
             for name, silo in engine.silos.items()
             if (brought := silo.mended_embeddings()) is not None
         }
-        scores = evaluate(shape, weights, own, silos, mode, mended) if has_tests else None
+        scores = (
+            evaluate(shape, weights, own, silos, mode, mended, together or None)
+            if has_tests
+            else None
+        )
     # Nothing travels when everything is in one place: all raw data was pooled instead.
     ledger = Ledger() if chosen.pooled else engine.ledger
     if chosen.sees_beyond:
@@ -257,6 +266,7 @@ def train(
             "up": ledger.total("up"),
             "down": ledger.total("down"),
             "left_by_silo": ledger.left(),
+            **_inside_silos(engine.silos),
         },
         "measured": {
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -273,6 +283,21 @@ def train(
     if folder is not None:
         result.save(folder)
     return result
+
+
+def _inside_silos(silos: Mapping[str, SiloBase]) -> dict[str, Any]:
+    """Bytes between silos and their devices, where a method tells the two apart."""
+    inside = {name: each for name, silo in silos.items() if (each := silo.inside()) is not None}
+    if not inside:
+        return {}
+    counted = {
+        name: {
+            f"{direction} {message} {kind}": size
+            for (direction, message, kind), size in each.by("direction", "message", "kind").items()
+        }
+        for name, each in inside.items()
+    }
+    return {"between_silo_and_devices": counted}
 
 
 def _with_fixed(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,6 +356,17 @@ def count_surroundings(ledger: Ledger, silos: Partition, graphs: Mapping[str, Gr
         ledger.count("set-up", 0, name, "down", "oracle.Surroundings", {Kind.RAW: size})
 
 
+def _extra_knowledge(method: Method, silos: Partition) -> dict[str, dict[str, Any]]:
+    """What silos of this method get beside their graph, by silo."""
+    if not method.needs_border:
+        return {}
+    try:
+        borders = silos.borders
+    except DataError as error:
+        raise DataError(f"method {method.name!r} needs the silos' borders: {error}") from error
+    return {name: {"border": border} for name, border in borders.items()}
+
+
 def default_mode(silos: Partition) -> str:
     """`global-graph` where the whole graph is known."""
     return "global-graph" if silos.whole is not None else "own-subgraph"
@@ -364,7 +400,9 @@ def is_same_run(
     return all(record.get(key) == value for key, value in wanted.items())
 
 
-def _fingerprint(what: Mapping[str, Any], graphs: Mapping[str, Graph]) -> str:
+def _fingerprint(
+    what: Mapping[str, Any], graphs: Mapping[str, Graph], extra: Mapping[str, Mapping[str, Any]]
+) -> str:
     """Identifies a run to its checkpoints; more rounds of the same are still the same run."""
     settings = {key: value for key, value in what["settings"].items() if key != "rounds"}
     text = json.dumps({**what, "settings": settings, "torch": torch.__version__}, sort_keys=True)
@@ -372,4 +410,8 @@ def _fingerprint(what: Mapping[str, Any], graphs: Mapping[str, Graph]) -> str:
     for _, graph in sorted(graphs.items()):
         values = graph.x.values() if is_sparse(graph.x) else graph.x.contiguous()
         digest.update(values.numpy().data)
+    for _, known in sorted(extra.items()):
+        border = known["border"]
+        for part in (border.nodes, border.rows, border.silos, border.remote):
+            digest.update(np.ascontiguousarray(part).data)
     return digest.hexdigest()

@@ -22,6 +22,7 @@ from fedmend.federation import MESSAGES, field_rules
 from fedmend.graph import Graph
 from fedmend.methods import METHODS, find
 from fedmend.methods.fedper import FedPerSettings, is_shared
+from fedmend.models.backbones import BACKBONES
 from fedmend.reports.record import read_run
 from fedmend.run import Result, choose_model, predict_with, train
 from tests.tiny import QUICK, comparable, reordered, same_weights, tiny_graph, tiny_partition
@@ -121,6 +122,10 @@ def test_one_silo(method: str) -> None:
 @every_method
 def test_silos_that_do_not_come_with_a_whole_graph(method: str) -> None:
     alone = Partition(PARTITION.silos, "by hand", None)
+    if METHODS[method].needs_border:
+        with pytest.raises(DataError, match="needs the silos' borders"):
+            train(method, alone, **settings_of(method))
+        alone = Partition(PARTITION.silos, "by hand", None, given_borders=PARTITION.borders)
     if METHODS[method].pooled or METHODS[method].sees_beyond:
         with pytest.raises(DataError, match="needs the whole graph"):
             train(method, alone, **settings_of(method))
@@ -183,6 +188,10 @@ WHAT_LEAVES = {
     "feddep-no-dgen": {"weights", "prototypes", "counts", "metrics", "framing"},
     "feddep-no-proto": {"weights", "embeddings", "gradients", "counts", "metrics", "framing"},
     "feddep-no-nfdp": {"weights", "prototypes", "counts", "metrics", "framing"},
+    "hifgl": {
+        *("gradients", "shares", "sealed", "pseudonyms", "counts", "metrics", "control"),
+        "framing",
+    },
 }
 WHAT_COMES = {
     "global": set(),
@@ -199,6 +208,7 @@ WHAT_COMES = {
     "feddep-no-dgen": {"weights", "prototypes", "framing"},
     "feddep-no-proto": {"weights", "embeddings", "gradients", "counts", "framing"},
     "feddep-no-nfdp": {"weights", "prototypes", "framing"},
+    "hifgl": {"weights", "shares", "sealed", "pseudonyms", "counts", "control", "framing"},
 }
 FEDAVG_MESSAGES = {"fedavg.Weights", "fedavg.Update", "fedavg.Validation"}
 EXCHANGE_MESSAGES = {
@@ -232,6 +242,12 @@ MESSAGES_OF = {
     "feddep-no-dgen": {*FEDAVG_MESSAGES, *PROTOTYPE_MESSAGES},
     "feddep-no-proto": {*FEDAVG_MESSAGES, *EXCHANGE_MESSAGES, "feddep.Generated"},
     "feddep-no-nfdp": {*FEDAVG_MESSAGES, *PROTOTYPE_MESSAGES},
+    "hifgl": {
+        "federation.Nothing",
+        *(f"secret_message_passing.{name}" for name in ("Keys", "Letters", "Outgoing", "Incoming")),
+        *(f"hifgl.{name}" for name in ("Shared", "Greeting", "Agreed", "Columns", "Gradients")),
+        "hifgl.Validation",
+    },
 }
 
 
@@ -428,10 +444,15 @@ def test_goes_on_without_a_silo_lost_before_training(method: str, phase: str) ->
     assert sorted(result.history["training"]) == sorted(plain_run(method).history["training"])
 
 
+def without_one(method: str) -> Partition:
+    """A federation that can go on without one silo: with secret messages it takes three."""
+    return tiny_partition(4) if METHODS[method].needs_border else PARTITION
+
+
 @federated
 def test_goes_on_without_a_lost_silo(method: str) -> None:
     faults = [Fault("silo-1", first=2, last=2, phase="training")]
-    result = train(method, PARTITION, faults=faults, **settings_of(method))
+    result = train(method, without_one(method), faults=faults, **settings_of(method))
     lost = "silo-1 was lost in round 2 of training: it does not answer"
     assert result.record["said"] == [*plain_run(method).record["said"], lost]
     up = result.ledger.by("silo", "phase", "round", "direction")
@@ -445,8 +466,8 @@ def test_goes_on_without_a_lost_silo(method: str) -> None:
 @federated
 @pytest.mark.parametrize("evaluation", ["global-graph", "own-subgraph"])
 def test_goes_on_without_a_silo_that_never_answers(method: str, evaluation: str) -> None:
-    faults = [Fault("silo-1")]
-    result = train(method, PARTITION, faults=faults, evaluation=evaluation, **settings_of(method))
+    faults, partition = [Fault("silo-1")], without_one(method)
+    result = train(method, partition, faults=faults, evaluation=evaluation, **settings_of(method))
     assert result.ledger.total("up", "silo-1") == 0
     assert result.scores is not None
     if METHODS[method].model == "own":
@@ -455,7 +476,7 @@ def test_goes_on_without_a_silo_that_never_answers(method: str, evaluation: str)
         with pytest.raises(UnknownNameError, match="silo-1"):
             result.model_of("silo-1")
     else:
-        names = {"silo-0", "silo-1", "silo-2"} if evaluation == "own-subgraph" else set()
+        names = set(partition.names) if evaluation == "own-subgraph" else set()
         assert set(result.scores.by_silo) == names
 
 
@@ -505,11 +526,18 @@ def test_settings_are_described_and_checked(method: str) -> None:
         train(method, PARTITION, rounds=0)
 
 
+BACKBONES_OF = {"hifgl": ("gcn", "sage")}
+"""Methods that cannot be had with every backbone."""
+
+
 @every_method
 def test_backbone_is_an_option_of_all(method: str) -> None:
     for backbone in ("gcn", "gat", "mlp", "sage"):
         fixed = METHODS[method].fixed.get("backbone", backbone)
-        if fixed != backbone:
+        if backbone not in BACKBONES_OF.get(method, BACKBONES):
+            with pytest.raises(UnknownNameError, match="unknown value of backbone"):
+                train(method, PARTITION, backbone=backbone, **SETTINGS)
+        elif fixed != backbone:
             with pytest.raises(SettingsError, match=f"{method} means backbone=sage; for backbone="):
                 train(method, PARTITION, **settings_of(method, backbone=backbone))
         else:
@@ -522,7 +550,7 @@ def test_fedsage_is_fedavg_with_graphsage() -> None:
     same_result(plain_run("fedsage"), plain_run("fedavg"))
 
 
-@every_method
+@pytest.mark.parametrize("method", [n for n, m in METHODS.items() if not m.needs_border])
 def test_silo_without_training_nodes_is_named(method: str) -> None:
     graph = PARTITION.silos["silo-1"]
     nobody = torch.zeros(graph.num_nodes, dtype=torch.bool)

@@ -58,7 +58,7 @@ ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Go on with the runs in --out from their checkpoints.")
 ]
 EvaluationOption = Annotated[
-    str | None, typer.Option("--evaluation", help="global-graph or own-subgraph.")
+    str | None, typer.Option("--evaluation", help="global-graph, own-subgraph or cross-edges.")
 ]
 BackboneOption = Annotated[str | None, typer.Option("--backbone", help="sage, gcn, gat or mlp.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="Torch device, e.g. cpu.")]

@@ -32,6 +32,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
+from fedmend.data.border import Border, check_borders
 from fedmend.data.node_features import Format
 from fedmend.data.partition import Partition, check_disjoint
 from fedmend.data.silo_folder import (
@@ -45,6 +46,7 @@ from fedmend.data.silo_folder import (
     foreign_file,
     foreign_in_silo,
     read,
+    read_border,
     read_column,
     read_folder,
     replacing_folder,
@@ -299,11 +301,28 @@ def read_silos(
     if parent is not None:
         cross_file = find_table(parent / EVALUATION, "cross_edges", root=parent)
     if cross_file is None:
-        return Partition(silos, how, seed)
+        return Partition(silos, how, seed, given_borders=_read_borders(folders, parent))
     check_disjoint(silos)
     whole = _join(silos, _read_cross(cross_file, folders))
     sizes = [graph.num_nodes for graph in silos.values()]
     return Partition(silos, how, seed, whole, np.repeat(np.arange(len(sizes)), sizes))
+
+
+def _read_borders(folders: dict[str, Folder], parent: Path | None) -> dict[str, Border] | None:
+    """The silos' borders, if every folder has one; two that contradict each other are an error."""
+    names = tuple(folders)
+    read = {name: read_border(each, name, names, parent) for name, each in folders.items()}
+    borders = {name: border for name, border in read.items() if border is not None}
+    if not borders:
+        return None
+    if len(borders) < len(folders):
+        without = next(name for name in folders if name not in borders)
+        raise FileFormatError(
+            f"{folders[without].path} has no table border, but {next(iter(borders))} has one: "
+            "every silo needs its own, if only with no rows"
+        )
+    check_borders(borders)
+    return borders
 
 
 def _same_ids(folders: dict[str, Folder]) -> dict[str, Folder]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedmend.data.border import Border, borders_of
 from fedmend.data.masks import has_roles, random_masks
 from fedmend.data.partitioners import PARTITIONERS, owner_names, owners
 from fedmend.errors import DataError, GraphError, SettingsError, UnknownNameError
@@ -90,6 +91,7 @@ class Partition:
         whole: the whole graph, for evaluation only; no silo ever sees it.
         assignment: the silo of every node of `whole`, as its place in `silos`. A silo's nodes come
             in the order they have in `whole`.
+        given_borders: each silo's edges to others, where the silos know them by themselves.
     """
 
     silos: dict[str, Graph]
@@ -97,6 +99,7 @@ class Partition:
     seed: int | None
     whole: Graph | None = None
     assignment: NDArray[np.int64] | None = None
+    given_borders: Mapping[str, Border] | None = None
 
     def __post_init__(self) -> None:
         if not self.silos:
@@ -203,6 +206,18 @@ class Partition:
             label_names=whole.label_names,
             feature_names=whole.feature_names,
         )
+
+    @cached_property
+    def borders(self) -> Mapping[str, Border]:
+        """Each silo's edges to others: from the whole graph, or as the silos gave them."""
+        if self.whole is not None:
+            return borders_of(self)
+        if self.given_borders is None:
+            raise DataError(
+                "these silos do not come with their edges to each other: give every silo's folder "
+                "a table border (src, remote_silo, remote_id)"
+            )
+        return self.given_borders
 
     def statistics(self) -> PartitionStatistics:
         """The row of the papers' table 1, and each silo's share of the data."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedmend.data.border import Border, pseudonyms
 from fedmend.data.node_features import (
     OTHER_COLUMNS,
     Format,
@@ -197,6 +198,39 @@ def _read_edges(path: Path, nodes_file: Path, ids: pa.ChunkedArray) -> NDArray[n
             )
         ends.append(end)
     return np.stack(ends)
+
+
+def read_border(
+    folder: Folder, name: str, names: Sequence[str], root: Path | None
+) -> Border | None:
+    """The table `border` of a silo's folder: its edges to nodes of the silos called `names`."""
+    path = find_table(folder.path, "border", root=root)
+    if path is None:
+        return None
+    columns = ["src", "remote_silo", "remote_id"]
+    table = read_table(path, columns, need=columns)
+    sources = as_ids(path, table, "src")
+    rows = places(sources, folder.ids)
+    row = first_false(rows >= 0)
+    if row is not None:
+        raise FileFormatError(
+            f"{path}: row {row + 1}: src {show(sources[row])} is no id in {folder.nodes_file.name}"
+        )
+    texts = as_text(path, table, "remote_silo")
+    silos = places(texts, strings(names))
+    row = first_false((silos >= 0) & (silos != list(names).index(name)))
+    if row is not None:
+        raise FileFormatError(
+            f"{path}: row {row + 1}: remote_silo {show(texts[row])} is not one of the other silos"
+        )
+    remote_ids = np.asarray(to_numpy(as_ids(path, table, "remote_id"))).astype(str)
+    remote = np.zeros(len(rows), dtype=np.int64)
+    for number, other in enumerate(names):
+        there = silos == number
+        known, inverse = np.unique(remote_ids[there], return_inverse=True)
+        remote[there] = pseudonyms(other, known)[inverse]
+    pairs = np.unique(np.stack([rows, silos, remote]), axis=1)
+    return Border(pseudonyms(name, to_numpy(folder.ids)), tuple(names), *pairs)
 
 
 def read_folder(

@@ -4,6 +4,9 @@ Modes (the papers use different ones; every result names its own):
 - `global-graph`: test nodes are queried on the whole graph, cut edges included (FedSage, FedDEP).
   Where every silo has a model of its own, each answers all queries and the scores are averaged.
 - `own-subgraph`: each silo's test nodes on the silo's own graph; mean over the silos (FedGGR).
+- `cross-edges`: every silo's test nodes with the edges between silos in use; the share of all test
+  nodes that are right (HiFGL). Silos that hear each other when they predict give their nodes'
+  probabilities themselves; for other methods the model is put on the whole graph.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from fedmend.models.features import Features
 MODES = {
     "global-graph": "test nodes queried on the whole graph",
     "own-subgraph": "each silo's test nodes on its own graph, mean over the silos",
+    "cross-edges": "all silos' test nodes, with edges between silos in use",
 }
 
 Weights = Mapping[str, Tensor]
@@ -75,11 +79,16 @@ def evaluate(
     partition: Partition,
     mode: str,
     mended: Mapping[str, Tensor] | None = None,
+    probabilities: Mapping[str, Tensor] | None = None,
 ) -> Scores:
     """Test the shared model (`weights`) or, where there is none, the silos' own ones.
 
     mended: what silos bring along on their own graphs; no use on the whole graph.
+    probabilities: those of each silo's nodes, from a method whose silos predict together; they
+    are what `cross-edges` tests.
     """
+    if mode == "cross-edges":
+        return _cross_edges(shape, weights, own, partition, probabilities)
     check_mode(mode, partition)
     shared = None if weights is None else model_with(shape, weights)
     whole = partition.whole if mode == "global-graph" else None
@@ -113,13 +122,62 @@ def evaluate(
     )
 
 
-def check_mode(mode: str, partition: Partition) -> None:
-    """Refuse a mode that nobody knows or that these silos cannot be evaluated in."""
+def _cross_edges(
+    shape: ModelShape,
+    weights: Weights | None,
+    own: Mapping[str, Weights],
+    partition: Partition,
+    probabilities: Mapping[str, Tensor] | None,
+) -> Scores:
+    if probabilities is None:
+        check_mode("cross-edges", partition)
+        probabilities = _on_the_whole_graph(shape, weights, own, partition)
+    found, true, by_silo = [], [], {}
+    for name, graph in sorted(partition.silos.items()):
+        if name not in probabilities or not _tests(graph):
+            continue
+        found.append(probabilities[name].argmax(1)[graph.test_mask])
+        true.append(graph.y[graph.test_mask])
+        by_silo[name] = {
+            "accuracy": accuracy(found[-1], true[-1]),
+            "macro_f1": macro_f1(found[-1], true[-1]),
+        }
+    if not found:
+        raise DataError("nothing can be tested: no silo with a model has test nodes")
+    everything, truth = torch.cat(found), torch.cat(true)
+    figures = accuracy(everything, truth), macro_f1(everything, truth)
+    return Scores("cross-edges", *figures, test_nodes=len(truth), by_silo=by_silo)
+
+
+def _on_the_whole_graph(
+    shape: ModelShape, weights: Weights | None, own: Mapping[str, Weights], partition: Partition
+) -> dict[str, Tensor]:
+    """Every silo's nodes on the whole graph, by the shared model or the silo's own."""
+    if partition.whole is None:
+        raise DataError("the whole graph of this partition is not known")
+    shared = None if weights is None else predict(model_with(shape, weights), partition.whole)
+    found = {}
+    for name in partition.names:
+        if shared is not None:
+            found[name] = shared[torch.from_numpy(partition.rows(name))]
+        elif name in own:
+            everyone = predict(model_with(shape, own[name]), partition.whole)
+            found[name] = everyone[torch.from_numpy(partition.rows(name))]
+    return found
+
+
+def check_mode(mode: str, partition: Partition, predict_together: bool = False) -> None:
+    """Refuse a mode that nobody knows or that these silos cannot be evaluated in.
+
+    predict_together: silos that hear each other need no whole graph to use edges between them.
+    """
     if mode not in MODES:
         raise UnknownNameError("evaluation mode", mode, MODES)
-    if mode == "global-graph" and partition.whole is None:
+    if mode == "cross-edges" and predict_together:
+        return
+    if mode in ("global-graph", "cross-edges") and partition.whole is None:
         raise DataError(
-            "global-graph evaluation needs the whole graph, which these silos do not come "
+            f"{mode} evaluation needs the whole graph, which these silos do not come "
             "with; use --evaluation own-subgraph"
         )
 

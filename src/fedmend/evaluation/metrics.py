@@ -24,6 +24,16 @@ def macro_f1(found: Tensor, true: Tensor) -> float:
     return float((2.0 * hits[occurs] / sizes[occurs]).mean())
 
 
+def graph_information_gain(accuracy: float, local_mlp: float, whole_graph: float) -> float:
+    """HiFGL's Graph Information Gain: how far from Local-MLP (0) to Global (1) a method gets.
+
+    Below 0 it does worse than without any edge, above 1 better than with all of them. Not a number
+    where the two ends are the same.
+    """
+    span = whole_graph - local_mlp
+    return (accuracy - local_mlp) / span if span else math.nan
+
+
 @dataclass(frozen=True)
 class Summary:
     """A figure over several seeds: mean, standard deviation, half-width of the 95% interval."""

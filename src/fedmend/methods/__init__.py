@@ -29,6 +29,8 @@ class Method:
     model: "shared", one for all silos, or "own", one per silo.
     pooled: runs on the whole graph in one place; needs it.
     sees_beyond: silos are shown true nodes of other silos; needs the whole graph.
+    exposes_border: silos get to see nodes of others that they have edges to.
+    needs_border: silos know their edges to other silos, and get them as `border`.
     fixed: settings that the name implies.
     """
 
@@ -39,6 +41,8 @@ class Method:
     model: Literal["shared", "own"] = "shared"
     pooled: bool = False
     sees_beyond: bool = False
+    exposes_border: bool = False
+    needs_border: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def _load(self, attribute: str) -> Any:
@@ -156,6 +160,13 @@ METHODS = {
             "fedper",
             "FedPerSettings",
             model="own",
+        ),
+        Method(
+            "hifgl",
+            "HiFGL: messages cross between silos as secret shares, so that no edge is lost",
+            "hifgl",
+            "HiFGLSettings",
+            needs_border=True,
         ),
     )
 }

@@ -27,6 +27,8 @@ class Kind(StrEnum):
     COUNTS = "counts"
     METRICS = "metrics"
     SHARES = "shares"
+    SEALED = "sealed"  # encrypted for another silo: whoever carries it learns its size
+    PSEUDONYMS = "pseudonyms"
     CONTROL = "control"
     RAW = "raw"  # features and edges themselves: only a ceiling that no federation can reach
     FRAMING = "framing"  # names, shapes and types: the wire format's own bytes
