@@ -14,11 +14,12 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedmend import methods
 from fedmend.data.partition import Partition
 from fedmend.engines.base import Interrupted, Moment, Watch
 from fedmend.errors import FedmendError, SettingsError
@@ -113,6 +114,11 @@ def check_cells(cells: Iterable[Cell]) -> None:
             configure(cell.method, cell.settings)
         elif cell.settings:
             raise SettingsError(f"{cell.method} has no settings, got {', '.join(cell.settings)}")
+
+
+def known_settings(method: str) -> set[str]:
+    """The names of the settings a method takes."""
+    return {each.name for each in fields(methods.find(method).settings_type)}
 
 
 class _Splits:

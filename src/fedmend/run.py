@@ -275,12 +275,6 @@ def _with_fixed(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **method.fixed}
 
 
-def configure(method: str, given: Mapping[str, Any]) -> Any:
-    """The settings object of a method's run; an error if a setting is unknown or not allowed."""
-    chosen = methods.find(method)
-    return make(chosen.settings_type, _with_fixed(chosen, given))
-
-
 def _graphs(method: Method, silos: Partition) -> dict[str, Graph]:
     for name in silos.silos:
         if not records.is_file_name(name):
@@ -329,6 +323,12 @@ def is_same_run(
     config = make(chosen.settings_type, _with_fixed(chosen, settings))
     wanted = identity(chosen, config, silos, seed, evaluation or default_mode(silos))
     return all(record.get(key) == value for key, value in wanted.items())
+
+
+def configure(method: str, given: Mapping[str, Any]) -> Any:
+    """The settings object of a method's run; an error if a setting is unknown or not allowed."""
+    chosen = methods.find(method)
+    return make(chosen.settings_type, _with_fixed(chosen, given))
 
 
 def _fingerprint(what: Mapping[str, Any], graphs: Mapping[str, Graph]) -> str:

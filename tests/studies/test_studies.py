@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedmend.cells import Engine, Outcome, Telling, run_cells
+from fedmend.cells import Engine, Outcome, Telling, known_settings, run_cells
 from fedmend.errors import SettingsError, UnknownNameError
 from fedmend.evaluation.metrics import summarise
-from fedmend.experiments import Source, known_settings
+from fedmend.experiments import Source
 from fedmend.methods import METHODS
 from fedmend.reports import studies as reports
 from fedmend.run import configure
