@@ -27,7 +27,7 @@ from fedmend.evaluation.baselines import BASELINES, run_baseline
 from fedmend.experiments import Source
 from fedmend.files import read_json, write_json
 from fedmend.reports import record as records
-from fedmend.run import configure, default_mode, is_same_run, train
+from fedmend.run import configure, is_same_run, train
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnContext, SpawnProcess
@@ -169,7 +169,7 @@ def run_cell(cell: Cell, out: Path, splits: _Splits, engine: Engine, watch: Watc
 def _baseline(cell: Cell, silos: Partition, folder: Path) -> Record:
     """A baseline's record: of a run's, what tables read. It is no run: nothing can be predicted."""
     started = time.perf_counter()
-    mode = cell.evaluation or default_mode(silos)
+    mode = cell.evaluation or ("own-subgraph" if silos.whole is None else "global-graph")
     what: Record = {
         "format": "fedmend baseline 1",
         "method": cell.method,
