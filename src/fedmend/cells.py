@@ -14,11 +14,12 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedmend import methods
 from fedmend.data.partition import Partition
 from fedmend.engines.base import Interrupted, Moment, Watch
 from fedmend.errors import FedmendError, SettingsError
@@ -26,7 +27,7 @@ from fedmend.evaluation.baselines import BASELINES, run_baseline
 from fedmend.experiments import Source
 from fedmend.files import read_json, write_json
 from fedmend.reports import record as records
-from fedmend.run import configure, default_mode, is_same_run, train
+from fedmend.run import configure, is_same_run, train
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnContext, SpawnProcess
@@ -115,6 +116,11 @@ def check_cells(cells: Iterable[Cell]) -> None:
             raise SettingsError(f"{cell.method} has no settings, got {', '.join(cell.settings)}")
 
 
+def known_settings(method: str) -> set[str]:
+    """The names of the settings a method takes."""
+    return {each.name for each in fields(methods.find(method).settings_type)}
+
+
 class _Splits:
     """The split of the cell before: the next one often has the same."""
 
@@ -163,7 +169,7 @@ def run_cell(cell: Cell, out: Path, splits: _Splits, engine: Engine, watch: Watc
 def _baseline(cell: Cell, silos: Partition, folder: Path) -> Record:
     """A baseline's record: of a run's, what tables read. It is no run: nothing can be predicted."""
     started = time.perf_counter()
-    mode = cell.evaluation or default_mode(silos)
+    mode = cell.evaluation or ("own-subgraph" if silos.whole is None else "global-graph")
     what: Record = {
         "format": "fedmend baseline 1",
         "method": cell.method,

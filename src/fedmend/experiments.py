@@ -209,20 +209,19 @@ def compare(
     return found
 
 
-def known_settings(name: str) -> set[str]:
-    """The names of the settings a method takes."""
+def _known(name: str) -> set[str]:
     return {each.name for each in fields(methods.find(name).settings_type)}
 
 
 def _fitting(name: str, plan: Plan) -> dict[str, Any]:
     """The settings this method knows: `mu` is for fedprox, whoever it is compared with."""
-    known = known_settings(name)
+    known = _known(name)
     return {key: value for key, value in plan.settings.items() if key.replace("-", "_") in known}
 
 
 def check_settings(names: Sequence[str], settings: Mapping[str, Any]) -> None:
     """Refuse a setting that none of the methods knows."""
-    known = set().union(*(known_settings(name) for name in names))
+    known = set().union(*(_known(name) for name in names))
     for key in settings:
         if key.replace("-", "_") not in known:
             raise UnknownNameError("setting", key, known)

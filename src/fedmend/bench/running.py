@@ -13,10 +13,10 @@ from typing import Any
 
 from fedmend import methods
 from fedmend.bench import Row, Suite, published_figure
-from fedmend.cells import Cell, Engine, Outcome, Telling, run_cells
+from fedmend.cells import Cell, Engine, Outcome, Telling, known_settings, run_cells
 from fedmend.errors import FileFormatError, SettingsError, UnknownNameError
 from fedmend.evaluation.baselines import BASELINES
-from fedmend.experiments import Source, known_settings
+from fedmend.experiments import Source
 from fedmend.files import write_bytes, write_json
 from fedmend.reports import benches
 from fedmend.reports.benches import Block, Given

@@ -73,7 +73,9 @@ def study(
             set_, config, rounds=rounds, backbone=backbone, device=device
         )
         cut = split or chosen.split
-        source = Source(dataset, silos, cut, ratio or chosen.ratio, data_root, split_seed)
+        source = Source(
+            dataset, silos or chosen.silos, cut, ratio or chosen.ratio, data_root, split_seed
+        )
         plan = StudyPlan(
             chosen,
             source,

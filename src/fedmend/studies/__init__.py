@@ -9,7 +9,7 @@ studies is instant; `running` runs them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedmend.errors import SettingsError, UnknownNameError
@@ -49,8 +49,9 @@ class Study:
 
     repeats: the figure or table of a paper that it repeats.
     varies: the axis: a setting's name, "silos", or a name of its own where the points are bundles.
-    methods: the first is the base that the others' differences are to.
-    settings, split, ratio, evaluation: what it runs with unless told otherwise.
+    methods: the first is the base that the others' differences are to; those that are not here
+        yet are left out, unless the study `needs` them: then it waits for them.
+    settings, silos, split, ratio, evaluation: what it runs with unless told otherwise.
     """
 
     name: str
@@ -60,6 +61,8 @@ class Study:
     points: tuple[Point, ...]
     methods: tuple[str, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    silos: int | None = None
     split: str = "louvain"
     ratio: str = "60/20/20"
     evaluation: str | None = None
@@ -79,12 +82,64 @@ ALL = {
     study.name: study
     for study in (
         Study(
+            "depth",
+            "how many hops a generated neighbour sums up; at 0, FedSage+",
+            "FedDEP, figure 4",
+            "depth",
+            (Point("0", instead={"feddep": "fedsage+"}), *over("depth", 1, 2, 3)),
+            ("fedavg", "feddep"),
+            needs=("feddep", "fedsage+"),
+        ),
+        Study(
+            "prototypes",
+            "how many prototypes a silo shares",
+            "FedDEP, table 3",
+            "clusters",
+            over("clusters", 3, 5, 10, 15, 20),
+            ("fedavg", "feddep"),
+            needs=("feddep",),
+        ),
+        Study(
+            "privacy",
+            "neighbours drawn against noise on gradients, each with the paper's sigma",
+            "FedDEP, figure 5",
+            "silos and noise",
+            (
+                Point("3 silos, sigma 4.2", {"fan_out": 5, "noise": 4.2}, silos=3),
+                Point("5 silos, sigma 2.1", {"fan_out": 5, "noise": 2.1}, silos=5),
+                Point("10 silos, sigma 0.4", {"fan_out": 5, "noise": 0.4}, silos=10),
+            ),
+            ("feddep-no-nfdp", "feddep", "feddep-no-proto"),
+            needs=("feddep-no-nfdp", "feddep"),
+        ),
+        Study(
+            "hide",
+            "what share of its nodes a silo hides to learn from",
+            "FedSage, figure 3 (b)",
+            "hide",
+            over("hide", 0.01, 0.05, 0.1, 0.15, 0.2, 0.3),
+            ("fedsage", "fedsage+"),
+            needs=("fedsage+",),
+            silos=3,
+        ),
+        Study(
+            "alpha",
+            "how much the other silos' nodes count in the generator's loss",
+            "FedSage, figure 3 (a)",
+            "alpha",
+            over("alpha", 0.1, 0.5, 1.0, 2.0, 10.0),
+            ("fedsage", "fedsage+"),
+            {"hide": 0.15},
+            needs=("fedsage+",),
+            silos=3,
+        ),
+        Study(
             "layers",
             "how many layers the network has",
             "HiFGL, table 5",
             "layers",
             over("layers", 1, 2, 4, 8, 16),
-            ("fedavg", "global"),
+            ("fedavg", "hifgl", "global"),
             {"backbone": "gcn", "hidden": 64},
             split="random",
         ),
@@ -94,7 +149,7 @@ ALL = {
             "HiFGL, table 6",
             "hidden",
             over("hidden", 4, 8, 16, 32, 64, 128),
-            ("fedavg", "global"),
+            ("fedavg", "hifgl", "global"),
             {"backbone": "gcn"},
             split="random",
         ),
@@ -104,9 +159,22 @@ ALL = {
             "HiFGL, figure 5",
             SILOS,
             over_silos(1, 5, 10, 20, 30, 40, 50),
-            ("fedavg", "local", "global"),
+            ("fedavg", "hifgl", "local", "global"),
             {"backbone": "sage"},
             split="random",
+        ),
+        Study(
+            "neighbours",
+            "how many neighbours a node has in the graph that the server learns",
+            "FedGGR, figure 4",
+            "neighbours",
+            over("neighbours", *range(5, 41, 5)),
+            ("fedavg", "fedggr"),
+            {"backbone": "gcn"},
+            needs=("fedggr",),
+            silos=3,
+            split="random",
+            evaluation="own-subgraph",
         ),
         Study(
             "local-epochs",
@@ -114,53 +182,39 @@ ALL = {
             "FedGGR, table 3",
             "local_epochs",
             over("local_epochs", 1, 2, 3),
-            ("fedavg",),
+            ("fedavg", "fedggr"),
+            {"backbone": "gcn"},
+            silos=3,
             split="random",
             evaluation="own-subgraph",
         ),
         Study(
-            "depth",
-            "how many hops a generated neighbour sums up; at 0, FedSage+",
-            "FedDEP, figure 4",
-            "depth",
-            (Point("0", instead={"feddep": "fedsage+"}), *over("depth", 1, 2, 3)),
-            ("fedavg", "feddep"),
-        ),
-        Study(
-            "prototypes",
-            "how many prototypes a silo shares",
-            "FedDEP, table 3",
-            "clusters",
-            over("clusters", 3, 5, 10, 15, 20),
-            ("fedavg", "feddep"),
-        ),
-        Study(
-            "hide",
-            "how many nodes are hidden to learn from",
-            "FedSage, figure 3 (b)",
-            "hide",
-            over("hide", 0.01, 0.05, 0.1, 0.15, 0.2, 0.3),
-            ("fedsage", "fedsage+"),
-        ),
-        Study(
-            "alpha",
-            "how much the other silos' nodes count in the generator's loss",
-            "FedSage, figure 3 (a)",
-            "alpha",
-            over("alpha", 0.1, 0.5, 1.0, 2.0, 10.0),
-            ("fedsage", "fedsage+"),
+            "embedding-size",
+            "how wide the local and the global embedding are",
+            "FedGGR, figure 5",
+            "local x global",
+            tuple(
+                Point(f"{own} x {whole}", {"local_width": own, "global_width": whole})
+                for own in (16, 64, 256)
+                for whole in (16, 64, 256)
+            ),
+            ("fedavg", "fedggr"),
+            {"backbone": "gcn"},
+            needs=("fedggr",),
+            silos=3,
+            split="random",
+            evaluation="own-subgraph",
         ),
     )
 }
-"""Every study there is to be; some wait for a method."""
+"""Every study; some wait for a method."""
 
 STUDIES = {
-    name: study
+    name: replace(study, methods=tuple(each for each in study.methods if each in METHODS))
     for name, study in ALL.items()
-    if {*study.methods, *(to for point in study.points for to in point.instead.values())}
-    <= set(METHODS)
+    if set(study.needs) <= set(METHODS)
 }
-"""The studies whose methods are all here."""
+"""The studies that can run, with the methods that are here."""
 
 
 def find(name: str) -> Study:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedmend import methods
-from fedmend.cells import Cell, Engine, Outcome, Telling, run_cells
+from fedmend.cells import Cell, Engine, Outcome, Telling, known_settings, run_cells
 from fedmend.errors import SettingsError, UnknownNameError
-from fedmend.experiments import Source, known_settings
+from fedmend.experiments import Source
 from fedmend.files import write_bytes, write_json
 from fedmend.reports import studies as reports
 from fedmend.reports.studies import Entry
