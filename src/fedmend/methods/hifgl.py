@@ -115,10 +115,16 @@ class HiFGLSettings(fedper.FedPerSettings):
     lr: float = config.setting(0.01, "step size", low=0.0)
     batch_size: int = config.setting(0, "without effect: every step takes all nodes", low=0)
     fan_out: int = config.setting(0, "without effect: every node hears all neighbours", low=0)
-    training: str = config.setting("gradients", "how weights are learnt", choices=TRAININGS)
+    training: str = config.setting(
+        "gradients", "how weights are learnt: " + ", ".join(TRAININGS), choices=TRAININGS
+    )
     mu: float = config.setting(0.01, "pull towards the shared weights (fedprox)", low=0.0)
-    setting: str = config.setting("silos", "whose messages are secret", choices=SETTINGS)
-    routing: str = config.setting("relay", "the way of the shares", choices=ROUTINGS)
+    setting: str = config.setting(
+        "silos", "whose messages are secret: " + " or ".join(SETTINGS), choices=SETTINGS
+    )
+    routing: str = config.setting(
+        "relay", "the way of the shares: " + ", ".join(ROUTINGS), choices=ROUTINGS
+    )
     privacy_threshold: int = config.setting(
         1, "relays that together learn nothing (T)", low=1, high=50
     )
@@ -130,7 +136,9 @@ class HiFGLSettings(fedper.FedPerSettings):
         3, "the same for sums of raw features, which are easier to take apart", low=1
     )
     below_minimum: str = config.setting(
-        "leave-out", "what such a node hears", choices=("leave-out", "noise")
+        "leave-out",
+        "such a node hears nothing (leave-out) or sums with noise (noise)",
+        choices=("leave-out", "noise"),
     )
     clip: float = config.setting(1.0, "norm that messages with noise are clipped to", low=1e-9)
     noise_multiplier: float = config.setting(1.0, "their noise, in units of clip", low=0.0)

@@ -168,9 +168,9 @@ class Secrecy:
             asked = f"privacy_threshold={self.threshold}"
             asked += f" with check_shares={self.checks}" if self.checks else ""
             raise SettingsError(
-                f"{asked} needs {self.shares} relays for every message, the server and "
-                f"{self.shares - 1} silos that neither send nor receive it, but {members} silos "
-                f"leave {max(silo_relays, 0)}: use at least {self.shares + 1} silos, a smaller "
+                f"{asked} needs {self.shares} relays for every message, the server and silos that "
+                f"neither send nor receive it ({self.shares - 1}), but {members} silos leave "
+                f"{max(silo_relays, 0)}: use at least {self.shares + 1} silos, a smaller "
                 "privacy_threshold, or routing=paper (weaker: see docs/methods/hifgl.md)"
             )
 
