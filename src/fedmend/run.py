@@ -156,8 +156,8 @@ def train(
         method: a name from `fedmend methods`.
         silos: a partition from `split`, `read_silos` or made by hand.
         seed: of everything random in training; the split has its own.
-        evaluation: `global-graph` or `own-subgraph`; by default the first where the whole graph
-            is known.
+        evaluation: `global-graph` or `own-subgraph`; by default the method's own (fedggr:
+            `own-subgraph`), else the first where the whole graph is known.
         out: a folder for record, weights, ledger and checkpoints.
         resume: go on from the checkpoint in `out`, if there is one, to the identical result.
         workers: silos trained side by side (0 = one per core); does not change the result.
@@ -181,7 +181,7 @@ def train(
             "threads from 1"
         )
     seed = operator.index(seed)  # numpy's whole numbers too
-    mode = evaluation or default_mode(silos)
+    mode = evaluation or default_mode(silos, chosen)
     check_mode(mode, silos)
     graphs = _graphs(chosen, silos, config)
     any_graph = next(iter(graphs.values()))
@@ -215,7 +215,7 @@ def train(
         weights = chosen.server(engine, config)
         own = (
             {name: each for name, silo in engine.silos.items() if (each := silo.own_weights())}
-            if chosen.model == "own"
+            if weights is None
             else {}
         )
         shape = config.shape(schema)
@@ -227,6 +227,8 @@ def train(
             for name, silo in engine.silos.items()
             if (brought := silo.mended_embeddings()) is not None
         }
+        if not chosen.silo_type.mended_anywhere and mode == "global-graph":
+            mended = {}
         scores = evaluate(shape, weights, own, silos, mode, mended) if has_tests else None
     # Nothing travels when everything is in one place: all raw data was pooled instead.
     ledger = Ledger() if chosen.pooled else engine.ledger
@@ -321,8 +323,10 @@ def count_surroundings(ledger: Ledger, silos: Partition, graphs: Mapping[str, Gr
             ledger.count("set-up", 0, name, "down", "oracle.Surroundings", {Kind.RAW: size})
 
 
-def default_mode(silos: Partition) -> str:
-    """`global-graph` where the whole graph is known."""
+def default_mode(silos: Partition, method: Method) -> str:
+    """The method's own, else `global-graph` where the whole graph is known."""
+    if method.evaluation is not None:
+        return method.evaluation
     return "global-graph" if silos.whole is not None else "own-subgraph"
 
 
@@ -350,7 +354,7 @@ def is_same_run(
     """Whether a record is of the run that `train` would make of these arguments."""
     chosen = methods.find(method)
     config = make(chosen.settings_type, _with_fixed(chosen, settings))
-    wanted = identity(chosen, config, silos, seed, evaluation or default_mode(silos))
+    wanted = identity(chosen, config, silos, seed, evaluation or default_mode(silos, chosen))
     return all(record.get(key) == value for key, value in wanted.items())
 
 

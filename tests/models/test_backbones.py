@@ -132,10 +132,10 @@ def test_gpr_gnn_is_a_weighted_sum_of_hops(hops: int) -> None:
     named = dict(model.named_parameters())
     gammas = [named["own.gamma"], *(named[f"layers.{hop}.gamma"] for hop in range(hops))]
     started = [0.1 * 0.9**hop for hop in range(hops)] + [0.9**hops]
-    torch.testing.assert_close(torch.cat(gammas), torch.tensor(started))
+    torch.testing.assert_close(torch.cat(tuple(gammas)), torch.tensor(started))
     with torch.no_grad():
         for gamma in gammas:
-            gamma += torch.rand(1, generator=seeded(3))
+            gamma.add_(torch.rand(1, generator=seeded(3)))
     h = torch.relu(GRAPH.x @ named["mlp.0.weight"] + named["mlp.0.bias"])
     h = h @ named["mlp.1.weight"] + named["mlp.1.bias"]
     matrix, total = gcn_matrix(), torch.zeros_like(h)

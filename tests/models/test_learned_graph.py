@@ -37,7 +37,7 @@ def made(*, background: bool, embedding: int = 4) -> LearnedGraph:
     module = LearnedGraph(embedding, 6, 3, generator, background=background).double()
     with torch.no_grad():  # at ones, the diagonals' gradients could hide a mistake
         for parameter in module.parameters():
-            parameter += 0.3 * torch.rand(parameter.shape, generator=generator)
+            parameter.add_(0.3 * torch.rand(parameter.shape, generator=generator))
     return module
 
 

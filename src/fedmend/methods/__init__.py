@@ -30,6 +30,7 @@ class Method:
     pooled: runs on the whole graph in one place; needs it.
     sees_beyond: silos are shown true nodes of other silos; needs the whole graph.
     fixed: settings that the name implies.
+    evaluation: the mode it is evaluated in unless told otherwise; None: the first that can be.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Method:
     pooled: bool = False
     sees_beyond: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: str | None = None
 
     def _load(self, attribute: str) -> Any:
         return getattr(importlib.import_module(f"fedmend.methods.{self.module}"), attribute)
@@ -143,6 +145,13 @@ METHODS = {
             "feddep",
             "FedDEPSettings",
             fixed={"backbone": "sage", "protection": "dp-sgd"},
+        ),
+        Method(
+            "fedggr",
+            "the server learns the missing graph from an embedding of every node (FedGGR)",
+            "fedggr",
+            "FedGGRSettings",
+            evaluation="own-subgraph",
         ),
         Method(
             "fedprox",

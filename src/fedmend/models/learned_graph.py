@@ -63,7 +63,8 @@ class Pairs:
         empty = left.new_zeros(self.nodes * self.count)
         pattern = self._csr(self._ends, self.columns.reshape(-1), empty)
         product = torch.sparse.sampled_addmm(pattern, left, right.T, beta=0.0)
-        return product.values().view(self.nodes, self.count)
+        values: Tensor = product.values()
+        return values.view(self.nodes, self.count)
 
 
 class _Similarity(torch.autograd.Function):
