@@ -49,15 +49,17 @@ class Cell:
     seed: int
     settings: tuple[tuple[str, Any], ...]
     code: str
+    split: str = "louvain"
 
     @property
     def file(self) -> Path:
         digest = hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:12]
-        name = f"{self.dataset}-{self.silos}-{self.method}-{self.seed}-{digest}.json"
+        name = f"{self.dataset}-{self.split}-{self.silos}-{self.method}-{self.seed}-{digest}.json"
         return CACHE / "cells" / name
 
     def __str__(self) -> str:
-        return f"{self.method} on {self.dataset}, {self.silos} silos, seed {self.seed}"
+        cut = f"{self.silos} {self.split} silos"
+        return f"{self.method} on {self.dataset}, {cut}, seed {self.seed}"
 
 
 def accuracy(options: Options) -> Measured:
@@ -74,7 +76,7 @@ def accuracy(options: Options) -> Measured:
     code = code_fingerprint()
 
     def cell(dataset: str, count: int, method: str, seed: int) -> Cell:
-        return Cell(dataset, count, method, seed, _settings(method, overrides), code)
+        return Cell(dataset, count, method, seed, settings_of(method, overrides), code)
 
     wanted = [
         # Global trains on the whole graph and sees the cut only through the seed's roles, which
@@ -108,7 +110,7 @@ def accuracy(options: Options) -> Measured:
         "evaluation": "global-graph",
         "seeds": list(range(seeds)),
         "overrides": overrides,
-        "methods": {name: dict(_settings(name, overrides)) for name in names},
+        "methods": {name: dict(settings_of(name, overrides)) for name in names},
     }
     return Measured(rows, settings, [f"{name} was not on this machine" for name in left_out])
 
@@ -123,7 +125,7 @@ def code_fingerprint() -> str:
     return digest.hexdigest()[:12]
 
 
-def _settings(method: str, overrides: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+def settings_of(method: str, overrides: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     chosen = methods.find(method)
     known = chosen.settings_type.__dataclass_fields__
     fitting = {
@@ -177,7 +179,7 @@ def _kept(cells: Iterable[Cell]) -> Iterator[tuple[Cell, Row]]:
 
 def run_cell(cell: Cell, root: Path | None) -> Row:
     """One run, kept in the cache when it is finished."""
-    silos = _silos(cell.dataset, cell.silos, cell.seed, root_for(cell.dataset, root))
+    silos = _silos(cell, root_for(cell.dataset, root))
     result = train(
         cell.method,
         silos,
@@ -193,6 +195,7 @@ def run_cell(cell: Cell, root: Path | None) -> Row:
         "macro_f1": result.macro_f1,
         "seconds": result.seconds,
         "missing_share": result.record["data"]["missing_share"],
+        "validation": best_validation(result.history["training"]),
         "roles": _roles(silos),
         "dataset": cell.dataset,
         "seed": cell.seed,
@@ -206,9 +209,18 @@ def _graph(dataset: str, root: Path | None) -> Graph:
     return load(dataset, data_root=root, download=False)
 
 
+def best_validation(rounds: dict[int, dict[str, float]]) -> float:
+    """The validation accuracy of the round that was kept."""
+    return max(each.get("validation_accuracy", 0.0) for each in rounds.values())
+
+
+def _silos(cell: Cell, root: Path | None) -> Partition:
+    return _cut(cell.dataset, cell.split, cell.silos, cell.seed, root)
+
+
 @lru_cache(maxsize=1)
-def _silos(dataset: str, count: int, seed: int, root: Path | None) -> Partition:
-    return split(_graph(dataset, root), count, "louvain", seed=seed, ratio=(0.6, 0.2, 0.2))
+def _cut(dataset: str, how: str, count: int, seed: int, root: Path | None) -> Partition:
+    return split(_graph(dataset, root), count, how, seed=seed, ratio=(0.6, 0.2, 0.2))
 
 
 def _roles(silos: Partition) -> str:

@@ -35,6 +35,12 @@ NAMES = {
     "sage": "GraphSAGE",
     "gcn": "GCN",
     "fedsage": "FedSage",
+    "fedsage+": "FedSage+",
+    "feddep": "FedDEP",
+    "feddep-no-dgen": "FedDEP without DGen",
+    "feddep-no-proto": "FedDEP without Proto",
+    "feddep-no-nfdp": "FedDEP without NFDP",
+    "oracle": "true neighbours",
     "local": "Local",
     "global": "Global",
 }
@@ -193,6 +199,109 @@ def _accuracy_target(rows: Sequence[Row], papers: Result) -> list[str]:
         )
     words = "Target: within the published spread of either paper (or above both).\n"
     return [words, table(["", "ours", "published", "", "target"], lines)]
+
+
+# Mending
+
+
+def _mending(result: Result, published: Result) -> list[str]:
+    settings = result["settings"]
+    other = settings["overrides"]
+    parts = [
+        "FedAvg (FedSage), the generators, and FedAvg with the *true* neighbours of other silos "
+        "(`oracle`), which is the most that mending can give. Accuracy of test nodes queried on "
+        f"the whole graph, {settings['ratio']}, {len(settings['seeds'])} seeds that all methods "
+        "share. Difference: to FedSage, paired by seed, with its 95% interval; *marked* where the "
+        "interval leaves out zero. Recovered: (method - FedSage) / (true neighbours - FedSage) "
+        "with Fieller's 95% interval; undefined where the interval of the denominator contains "
+        "zero." + (f" **Other than the defaults: {_pairs(other)}.**" if other else "") + "\n"
+    ]
+    rows = result["rows"]
+    for dataset in dict.fromkeys(row["dataset"] for row in rows):
+        for split in dict.fromkeys(row["split"] for row in rows):
+            mine = [r for r in rows if r["dataset"] == dataset and r["split"] == split]
+            papers = published["accuracy"] if split == "louvain" else None
+            title = f"### {_name(dataset)}, {split} split\n"
+            parts += [title, _mending_table(mine, papers)] if mine else []
+    return parts
+
+
+def _mending_table(rows: Sequence[Row], papers: Result | None) -> str:
+    lines = []
+    for row in rows:
+        cut = f"{row['missing_share']:.0%} of links cut"
+        line = [
+            f"{_name(row['method'])}, M={row['silos']}"
+            + (f" ({cut})" if row["method"] == "fedsage" else ""),
+            f"{row['mean']:.4f} ± {row['std']:.4f}",
+            "" if row["method"] == "fedsage" else _difference(row),
+            "" if row["method"] in ("fedsage", "oracle") else _recovered(row["recovered"]),
+        ]
+        if papers is not None:
+            for paper in PAPERS:
+                theirs = _published(papers, paper, row)
+                line.append("" if theirs is None else f"{theirs['acc']:.4f}")
+        lines.append([*line, f"{row['seconds']:.0f}"])
+    head = ["", "ours", "to FedSage", "recovered"]
+    return table([*head, *(PAPERS.values() if papers is not None else ()), "s/run"], lines)
+
+
+def _difference(row: Row) -> str:
+    text = f"{row['difference']:+.4f} ± {row['difference_interval']:.4f}"
+    return f"**{text}**" if abs(row["difference"]) > row["difference_interval"] else text
+
+
+def _recovered(share: list[float] | None) -> str:
+    if share is None:
+        return "undefined"
+    value, low, high = share
+    return f"{value:.0%} ({low:.0%} to {high:.0%})"
+
+
+def _mending_cost(result: Result, published: Result) -> list[str]:  # noqa: ARG001  # same for all
+    by_kind: dict[str, list[Row]] = {}
+    for row in result["rows"]:
+        by_kind.setdefault(row["kind"], []).append(row)
+    parts = []
+    if "run" in by_kind:
+        parts += [
+            "### Time and memory\n",
+            "Each line a process of its own, two silos side by side.\n",
+            table(
+                ["", "seconds", "of which", "MB", "target", ""],
+                [
+                    [
+                        row["what"],
+                        f"{row['seconds']:.1f}",
+                        ", ".join(f"{name} {each:.1f}" for name, each in row["phases"].items()),
+                        f"{row['peak_mb']:.0f}",
+                        row["target"],
+                        row["verdict"],
+                    ]
+                    for row in by_kind["run"]
+                ],
+            ),
+        ]
+    if "bytes" in by_kind:
+        parts += [
+            "### Bytes\n",
+            "Up and down, all silos together, by phase. Table 1 of FedDEP counts what the "
+            "generators cost beyond FedAvg.\n",
+            table(
+                ["", "phase", "up", "down", "the paper's count"],
+                [
+                    [
+                        _name(row["method"]),
+                        row["phase"],
+                        f"{row['up']:,}",
+                        f"{row['down']:,}",
+                        row["formula"],
+                    ]
+                    for row in by_kind["bytes"]
+                ],
+            ),
+        ]
+    return parts
 
 
 # Speed
@@ -431,6 +540,8 @@ def _sampling(result: Result, _: Result) -> list[str]:
 Section = Callable[[Result, Result], list[str]]
 SECTIONS: dict[str, tuple[str, Section]] = {
     "accuracy": ("Accuracy", _accuracy),
+    "mending": ("Mending", _mending),
+    "mending_cost": ("What mending costs", _mending_cost),
     "speed": ("Speed", _speed),
     "growth": ("Growth", _growth),
     "startup": ("Start-up", _startup),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
 from fedmend.evaluation import generated
@@ -51,7 +54,7 @@ def test_the_plane_keeps_the_main_distances() -> None:
     )
 
 
-def test_a_record_stays_small(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_record_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generated, "MOST_NODES", 10)
     monkeypatch.setattr(generated, "MOST_POINTS", 7)
     compared = compare_generated({name: invented(name, 9) for name in PARTITION.names}, PARTITION)
@@ -67,7 +70,12 @@ def test_nothing_generated() -> None:
 
 
 def test_runs_of_generators_have_it_in_their_record_and_others_do_not() -> None:
-    small = {"embedding": 4, "generator_hidden": 4, "generator_epochs": 1, "hide": 0.4}
+    small: dict[str, Any] = {
+        "embedding": 4,
+        "generator_hidden": 4,
+        "generator_epochs": 1,
+        "hide": 0.4,
+    }
     plus = train("fedsage+", PARTITION, generator_width=4, generator_rounds=0, **small, **QUICK)
     deep = train("feddep", PARTITION, encoder_epochs=1, **small, **QUICK)
     for result in (plus, deep):

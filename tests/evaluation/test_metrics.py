@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
-from fedmend.evaluation.metrics import accuracy, macro_f1, summarise
+from fedmend.evaluation.metrics import accuracy, macro_f1, recovered_share, summarise
 
 labels = st.integers(0, 6)
 
@@ -54,3 +54,38 @@ def test_one_value_has_no_spread() -> None:
 def test_equal_values_have_none_either() -> None:
     assert summarise([0.1] * 7).std == pytest.approx(0.0, abs=1e-15)
     assert math.isfinite(summarise([0.1] * 7).interval)
+
+
+def test_recovered_share_of_exact_halves() -> None:
+    base = [0.80, 0.82, 0.81, 0.79]
+    ceiling = [0.84, 0.86, 0.85, 0.83]
+    half = [one + 0.02 for one in base]
+    found = recovered_share(half, base, ceiling)
+    assert found is not None
+    assert found.value == pytest.approx(0.5)
+    assert (found.low, found.high) == pytest.approx((0.5, 0.5), abs=1e-6)
+
+
+def test_recovered_share_is_undefined_where_nothing_is_lost() -> None:
+    base = [0.80, 0.82, 0.81, 0.79]
+    assert recovered_share(base, base, [0.81, 0.80, 0.82, 0.78]) is None
+    assert recovered_share(base, base, base) is None
+    assert recovered_share([0.8], [0.7], [0.9]) is None  # one seed says nothing of the spread
+
+
+@given(st.integers(3, 8), st.integers(0, 10**6))
+def test_recovered_interval_by_its_definition(count: int, seed: int) -> None:
+    """Inside the interval, and only there, won - share * lost does not differ from zero."""
+    draw = np.random.default_rng(seed)
+    base = draw.normal(0.8, 0.01, count)
+    ceiling = base + draw.normal(0.03, 0.005, count)
+    method = base + draw.normal(0.01, 0.01, count)
+    found = recovered_share(method.tolist(), base.tolist(), ceiling.tolist())
+    lost = summarise((ceiling - base).tolist())
+    assert (found is None) == (abs(lost.mean) <= lost.interval)
+    if found is None or found.high - found.low > 1e3:
+        return
+    for edge in (found.low, found.high):
+        rest = summarise((method - base - edge * (ceiling - base)).tolist())
+        assert abs(rest.mean) == pytest.approx(rest.interval, rel=1e-6, abs=1e-9)
+    assert found.low <= found.value <= found.high

@@ -14,8 +14,14 @@ from fedmend.data.csbm import csbm
 from fedmend.data.sampling import Hop, sample_neighbours, whole_graph_hop
 from fedmend.graph import csr_tensor, is_sparse
 from fedmend.models.features import Features
-from fedmend.models.propagation import Rule, heard_through, operator, own_through
-from fedmend.models.sparse import FEW_PRODUCTS, SparseMatrix
+from fedmend.models.propagation import (
+    Rule,
+    heard_through,
+    operator,
+    own_and_heard,
+    own_through,
+)
+from fedmend.models.sparse import FEW_PRODUCTS, SparseMatrix, sum_of_products, weighted_product
 
 
 def random_csr(rows: int, columns: int, density: float, seed: int) -> Tensor:
@@ -79,6 +85,47 @@ def test_repeated_unsorted_columns_add_up(reused: bool) -> None:
     torch.testing.assert_close(product, plain @ dense.detach())
     torch.autograd.backward(product, gradient)
     torch.testing.assert_close(dense.grad, plain.t() @ gradient)
+
+
+def same_with_gradients(found: Tensor, expected: Tensor, leaves: list[Tensor]) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    upstream = torch.randn(found.shape, generator=seeded(9), dtype=found.dtype)
+    ours = torch.autograd.grad(found, leaves, upstream)
+    theirs = torch.autograd.grad(expected, leaves, upstream)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fused_products_are_the_dense_ones(dtype: torch.dtype) -> None:
+    one, two = (random_csr(*shape, 0.4, 3).to(dtype) for shape in ((6, 6), (6, 8)))
+    square, wide = SparseMatrix(one, reused=True), SparseMatrix(two, reused=True)
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=seeded(sum(shape)), dtype=dtype, requires_grad=True)
+
+    a, b, bias = leaf(8, 3), leaf(8, 3), leaf(3)
+    plain_one, plain_two = one.to_dense(), two.to_dense()
+    same_with_gradients(
+        sum_of_products(([wide], a), ([square, wide], b), bias=bias),
+        plain_two @ a + plain_one @ (plain_two @ b) + bias,
+        [a, b, bias],
+    )
+    h, weight, double = leaf(8, 4), leaf(4, 3), leaf(4, 6)
+    same_with_gradients(
+        weighted_product(wide, h, weight, bias), plain_two @ (h @ weight) + bias, [h, weight, bias]
+    )
+    half = leaf(4, 4)  # 8 columns over 4 rows: each row of the product is two rows
+    same_with_gradients(
+        weighted_product(wide, half, double),
+        plain_two @ (half @ double).view(8, 3),
+        [half, double],
+    )
+    constant = a.detach()
+    found = sum_of_products(([wide], constant), ([wide], b))
+    torch.autograd.backward(found, torch.ones_like(found))
+    assert constant.grad is None
+    assert b.grad is not None
 
 
 def test_gradient_that_is_not_contiguous() -> None:
@@ -183,3 +230,29 @@ def test_kept_combination_belongs_to_its_features() -> None:
     assert torch.equal(heard_through(first, weight, hop, "mean"), one)
     torch.testing.assert_close(heard_through(second, weight, hop, "mean"), 2 * one)
     torch.testing.assert_close(heard_through(first, weight, hop, "mean"), one)
+
+
+@pytest.mark.parametrize("inputs", ["tensor", "dense features", "sparse features"])
+@pytest.mark.parametrize("picked", [False, True], ids=["everybody", "some nodes"])
+@pytest.mark.parametrize("width", [2, 30], ids=["narrowing", "widening"])
+def test_own_and_heard_is_their_sum(inputs: str, picked: bool, width: int) -> None:
+    graph = csbm(nodes=25, degree=3, features=2, seed=1)
+    hop = whole_graph_hop(graph)
+    if picked:
+        nodes = torch.tensor([7, 0, 24, 11])
+        drawn = sample_neighbours(graph, nodes, 4, seeded(2))
+        hop = Hop(drawn.rowptr, drawn.col, nodes, graph.degree[nodes], graph.degree, reused=True)
+    csr = random_csr(25, 10, 0.3, 4)
+    dense = csr.to_dense().requires_grad_(inputs == "tensor")
+    h: Tensor | Features = dense
+    if inputs != "tensor":
+        h = Features(csr if inputs == "sparse features" else dense, reused=True)
+    own = torch.randn(10, width, generator=seeded(0), requires_grad=True)
+    heard = torch.randn(10, width, generator=seeded(1), requires_grad=True)
+    bias = torch.randn(width, generator=seeded(2), requires_grad=True)
+    rows = torch.arange(25) if isinstance(hop.own, int) else hop.own
+    expected = dense[rows] @ own + naive(hop, "mean").float() @ dense @ heard + bias
+    leaves = [own, heard, bias] + ([dense] if inputs == "tensor" else [])
+    for _ in range(2):  # the second time from the hop's cache
+        same_with_gradients(own_and_heard(h, own, heard, hop, "mean", bias), expected, leaves)
+        expected = dense[rows] @ own + naive(hop, "mean").float() @ dense @ heard + bias

@@ -83,6 +83,30 @@ def test_loss_is_the_mean_over_nodes_not_over_batches() -> None:
     assert local.train() == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("backbone", ["sage", "gcn", "gat", "mlp"])
+def test_validation_changes_nothing_in_training(backbone: str, layers: int, dropout: float) -> None:
+    """A full batch shares what validation computed, but never of other weights, and to the bit."""
+    settings: dict[str, Any] = {"batch_size": 0, "fan_out": 0, "layers": layers, "dropout": dropout}
+    alone, checked = (training(backbone=backbone, **settings) for _ in range(2))
+    checked.validate()
+    checked.validate()
+    assert checked.train() == alone.train()
+    checked.validate()
+    halved = {key: value / 2 for key, value in kept(alone).items()}
+    for local in (alone, checked):
+        local.load(halved)
+    assert checked.train() == alone.train()
+    with torch.no_grad():  # keeps nothing that a backward pass could go through
+        checked.validate()
+    assert checked.train() == alone.train()
+    assert same_weights(alone.weights(), checked.weights())
+    counted = training(backbone=backbone, **settings)
+    counted.load(alone.weights())
+    assert checked.validate() == counted.validate()
+
+
 def test_validation_counts_right_nodes() -> None:
     local = training()
     local.train()

@@ -3,7 +3,9 @@
 A message is one safetensors buffer. safetensors rather than msgpack: it carries tensors with
 dtype and shape natively and without copies through Python, its parser checks every offset against
 the buffer, nothing in it can name code, and run folders keep their weights in the same format.
-The message's type and its plain fields stand as JSON in the buffer's metadata.
+The message's type and its plain fields stand as JSON in the buffer's metadata. The buffer is
+written here, which takes a third of the time of safetensors' own `save` (measured with a
+GraphSAGE model for Cora) and gives the same bytes; it is read by safetensors.
 
 Bytes are hostile until decoded: a buffer above the limit, an unknown type, a field that is
 missing, undeclared or of another type is refused with a `WireError`; whatever comes in, decoding
@@ -21,7 +23,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, deserialize
-from safetensors.torch import save
 from torch import Tensor
 
 from fedmend.errors import WireError
@@ -38,17 +39,21 @@ MOST_DIMENSIONS = 64
 _METADATA = "fedmend"
 
 _DTYPES = {
+    "I64": torch.int64,
     "F64": torch.float64,
     "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
     "I32": torch.int32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
     "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+"""In the order in which safetensors stores them."""
+
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_ORDER = {dtype: place for place, dtype in enumerate(_NAMES)}
 _LARGEST_INT = 2**63
 
 
@@ -90,7 +95,7 @@ def encode(message: Any) -> Encoded:
             size = len(json.dumps(plain[field]))
         sizes[rule.kind] = sizes.get(rule.kind, 0) + size
     header = json.dumps({"type": name, "fields": plain}, separators=(",", ":"))
-    data = save(tensors, metadata={_METADATA: header})
+    data = _written(tensors, {_METADATA: header})
     if int.from_bytes(data[:8], "little") > HEADER_LIMIT:
         raise WireError(
             f"{name} has more names and plain values than a message carries ({HEADER_LIMIT} bytes)"
@@ -133,6 +138,28 @@ def decode(
     return message_type(**values)
 
 
+def _written(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors buffer: the header's length, the header padded to eight bytes, the tensors.
+
+    Wide types come first, so that every tensor starts at a multiple of its items' size.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    parts: list[Any] = []
+    end = 0
+    for key in sorted(tensors, key=lambda key: (_ORDER[tensors[key].dtype], key)):
+        tensor = tensors[key]
+        start, end = end, end + tensor.nbytes
+        header[key] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+        parts.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    written = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    written += b" " * (-len(written) % 8)
+    return b"".join([len(written).to_bytes(8, "little"), written, *parts])
+
+
 def _is_text(key: str) -> bool:
     """Whether a string has a form in UTF-8: one with a lone surrogate has none."""
     try:
@@ -147,7 +174,7 @@ def _sendable(value: Any, where: str, taken: set[int]) -> Tensor:
         raise WireError(f"{where} must be a tensor, got {type(value).__name__}")
     if value.layout != torch.strided:
         raise WireError(f"{where} is sparse: send its index and value tensors as fields")
-    if value.dtype not in _DTYPES.values():
+    if value.dtype not in _NAMES:
         raise WireError(f"{where} has type {value.dtype}, which messages do not carry")
     sent = value.detach().cpu()
     storage = sent.untyped_storage()

@@ -47,3 +47,41 @@ def summarise(values: Sequence[float]) -> Summary:
     from scipy.stats import t  # slow to import, needed only here
 
     return Summary(mean, std, float(t.ppf(0.975, count - 1)) * std / math.sqrt(count), count)
+
+
+@dataclass(frozen=True)
+class Share:
+    """A ratio of two mean differences over the same seeds, and its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def recovered_share(
+    method: Sequence[float], base: Sequence[float], ceiling: Sequence[float]
+) -> Share | None:
+    """(method - base) / (ceiling - base), of figures paired by seed.
+
+    The interval is Fieller's, for the ratio of two means of paired values. None where the interval
+    of ceiling - base contains zero: there is nothing to recover that these seeds could tell.
+    """
+    count = len(base)
+    if count < 2:
+        return None
+    from scipy.stats import t  # slow to import, needed only here
+
+    won = [one - other for one, other in zip(method, base, strict=True)]
+    lost = [one - other for one, other in zip(ceiling, base, strict=True)]
+    a, b = math.fsum(won) / count, math.fsum(lost) / count
+    scale = (count - 1) * count  # variances of means
+    vaa = math.fsum((x - a) ** 2 for x in won) / scale
+    vbb = math.fsum((y - b) ** 2 for y in lost) / scale
+    vab = math.fsum((x - a) * (y - b) for x, y in zip(won, lost, strict=True)) / scale
+    quantile = float(t.ppf(0.975, count - 1)) ** 2
+    room = b * b - quantile * vbb
+    if room <= 0.0:
+        return None
+    middle = a * b - quantile * vab
+    root = math.sqrt(max(middle * middle - room * (a * a - quantile * vaa), 0.0))
+    return Share(a / b, (middle - root) / room, (middle + root) / room)

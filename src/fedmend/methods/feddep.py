@@ -249,6 +249,10 @@ class MendedTraining(Training):
         scores: Tensor = self.model(features, hops, self._dropout, self._mended_of(nodes))
         return scores
 
+    @property
+    def _mends(self) -> bool:
+        return self.neighbours is not None
+
     def _mended_of(self, nodes: Tensor | None) -> Tensor | None:
         if self._mended is None or nodes is None:
             return self._mended

@@ -249,6 +249,10 @@ class SplitTraining(LocalTraining):
     gradient: Tensor | None = None
     _leaf: Tensor | None = None
 
+    @property
+    def _mends(self) -> bool:
+        return self.model.joint is not None
+
     def _epoch(self) -> Sequence[Tensor]:
         self.gradient = None if self.rows is None else torch.zeros_like(self.rows)
         return super()._epoch()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -116,22 +117,27 @@ class Backbone(nn.Module):
         the generated neighbours, FedGGR's global embedding); None is the same as all zeros.
         """
         if self.joint is not None:
-            own = self._heard(x, hops, generator)
+            own = self.scores(self.hidden(x, hops[:-1], generator), hops[-1])
             return self._join(self.joint, own, hops, mended)
         if mended is not None and self.mended is not None:
             return self._fused(x, hops, generator, mended, list(self.mended))
-        return self._heard(x, hops, generator)
+        return self.scores(self.hidden(x, hops[:-1], generator), hops[-1])
 
-    def _heard(self, x: Features, hops: Sequence[Hop], generator: torch.Generator | None) -> Tensor:
-        """All layers, one after the other."""
-        heard: Tensor | Features = x
+    def hidden(
+        self, x: Features, hops: Sequence[Hop], generator: torch.Generator | None = None
+    ) -> Tensor | Features:
+        """What goes into the last layer: the features themselves if there is no other."""
+        h: Tensor | Features = x
         if self.input is not None:
-            heard = self._between(self.input(x), generator)
-        first, *deeper = zip(self.layers, hops, strict=True)
-        h: Tensor = first[0](heard, first[1])
-        for layer, hop in deeper:
-            h = layer(self._between(h, generator), hop)
+            h = self._between(self.input(x), generator)
+        for layer, hop in zip(list(self.layers)[:-1], hops, strict=True):
+            h = self._between(layer(h, hop), generator)
         return h
+
+    def scores(self, hidden: Tensor | Features, hop: Hop) -> Tensor:
+        """The last layer."""
+        found: Tensor = self.layers[-1](hidden, hop)
+        return found
 
     def _join(
         self, joint: Projection, own: Tensor, hops: Sequence[Hop], brought: Tensor | None
@@ -195,14 +201,24 @@ class GprGnn(Backbone):
         self.own = PageRankStep(gammas[0], generator)
         return nn.ModuleList(PageRankStep(gamma, generator) for gamma in gammas[1:])
 
-    def _heard(self, x: Features, hops: Sequence[Hop], generator: torch.Generator | None) -> Tensor:
+    def hidden(
+        self, x: Features, hops: Sequence[Hop], generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Side by side, what is heard so many hops away and the weighted sum up to there."""
         first, second = self.mlp
         h: Tensor = second(self._between(first(x), generator))
         total = self.own.gamma * h
-        for layer, hop in zip(self.layers, hops, strict=True):
-            h = layer(h, hop)
-            total = hop.own_rows(total) + layer.get_parameter("gamma") * h
-        return total
+        for layer, hop in zip(list(self.layers)[:-1], hops, strict=True):
+            h, total = self._step(layer, h, total, hop)
+        return torch.cat([h, total], dim=1)
+
+    def scores(self, hidden: Tensor | Features, hop: Hop) -> Tensor:
+        h, total = cast(Tensor, hidden).chunk(2, dim=1)  # as `hidden` gave it, never features
+        return self._step(self.layers[-1], h, total, hop)[1]
+
+    def _step(self, layer: nn.Module, h: Tensor, total: Tensor, hop: Hop) -> tuple[Tensor, Tensor]:
+        h = layer(h, hop)
+        return h, hop.own_rows(total) + layer.get_parameter("gamma") * h
 
 
 def _layer(

@@ -28,15 +28,12 @@ class Encoder(Backbone):
         self, x: Features, hops: Sequence[Hop], generator: torch.Generator | None = None
     ) -> Tensor:
         """The embeddings of the nodes the last hop computes."""
-        return torch.tanh(super().forward(x, hops, generator))
+        return self._embedding(self.hidden(x, hops[:-1], generator), hops[-1])
 
-    def forward(
-        self,
-        x: Features,
-        hops: Sequence[Hop],
-        generator: torch.Generator | None = None,
-        mended: Tensor | None = None,  # noqa: ARG002  # it is never mended
-    ) -> Tensor:
+    def scores(self, hidden: Tensor | Features, hop: Hop) -> Tensor:
         """Class scores by the linear head."""
-        scores: Tensor = self.head(self.embed(x, hops, generator))
+        scores: Tensor = self.head(self._embedding(hidden, hop))
         return scores
+
+    def _embedding(self, hidden: Tensor | Features, hop: Hop) -> Tensor:
+        return torch.tanh(super().scores(hidden, hop))

@@ -22,11 +22,11 @@ class Features:
 
     def __init__(self, x: Tensor, *, reused: bool = False) -> None:
         self.x = x
-        self._matrix = SparseMatrix(x, reused=reused) if is_sparse(x) else None
+        self.matrix = SparseMatrix(x, reused=reused) if is_sparse(x) else None
 
     @property
     def sparse(self) -> bool:
-        return self._matrix is not None
+        return self.matrix is not None
 
     @property
     def num_features(self) -> int:
@@ -37,7 +37,7 @@ class Features:
         return self if self.x.device == device else Features(self.x.to(device))
 
     def __matmul__(self, weight: Tensor) -> Tensor:
-        return self.x @ weight if self._matrix is None else self._matrix @ weight
+        return self.x @ weight if self.matrix is None else self.matrix @ weight
 
     def rows(self, own: int | Tensor) -> Features:
         """Some rows: the first `own`, or those with these indices."""
@@ -63,6 +63,7 @@ class MendedFeatures(Features):
     """
 
     def __init__(self, own: Features, generated: Tensor) -> None:
+        self.matrix = None
         self._own, self._generated = own, generated
         self._total = own.x.shape[0] + len(generated)
 
@@ -86,6 +87,7 @@ class _Later(Features):
     """Features that are multiplied by the weights before they are selected or combined."""
 
     def __init__(self, of: Features, then: Callable[[Tensor], Tensor]) -> None:
+        self.matrix = None
         self._of, self._then = of, then
 
     def __matmul__(self, weight: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedmend.data.sampling import Hop
 from fedmend.models.features import Features
-from fedmend.models.propagation import heard_through, operator, own_through
+from fedmend.models.propagation import heard_through, operator, own_and_heard, own_through
 
 BLOCK = 2**26
 """Floats that attention gathers at a time when it only predicts."""
@@ -48,8 +48,7 @@ class SageLayer(nn.Module):
         self.bias = zeros(outputs, generator)
 
     def forward(self, h: Tensor | Features, hop: Hop) -> Tensor:
-        own = own_through(h, self.own, hop)
-        return own + heard_through(h, self.neighbours, hop, "mean") + self.bias
+        return own_and_heard(h, self.own, self.neighbours, hop, "mean", self.bias)
 
 
 class GcnLayer(nn.Module):
@@ -61,7 +60,7 @@ class GcnLayer(nn.Module):
         self.bias = zeros(outputs, generator)
 
     def forward(self, h: Tensor | Features, hop: Hop) -> Tensor:
-        return heard_through(h, self.weight, hop, "gcn") + self.bias
+        return heard_through(h, self.weight, hop, "gcn", self.bias)
 
 
 class ClosedMeanLayer(nn.Module):

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.models.layers import glorot, zeros
+from fedmend.models.sparse import SparseMatrix
 
 SLOPE = 6.0
 """A pair of cosine similarity s has the weight elu(6 s - 6) + 1: 1 for equals, e^-6 at zero."""
@@ -47,9 +48,9 @@ class Pairs:
     def times(self, values: Tensor, dense: Tensor) -> Tensor:
         """1/2 (S + S^T) dense, for the matrix S of these values."""
         flat = values.reshape(-1)
-        straight = self._csr(self._ends, self.columns.reshape(-1), flat)
+        straight = SparseMatrix(self._csr(self._ends, self.columns.reshape(-1), flat))
         flipped = self._csr(self._flipped_ends, self._flipped_columns, flat[self._flipped])
-        return 0.5 * torch.addmm(straight @ dense, flipped, dense)
+        return straight.times(dense).add_(SparseMatrix(flipped).times(dense)).mul_(0.5)
 
     def row_sums(self, values: Tensor) -> Tensor:
         """1/2 (S + S^T) 1."""

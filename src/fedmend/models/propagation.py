@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedmend.data.sampling import Hop
 from fedmend.models.features import Features
-from fedmend.models.sparse import SparseMatrix
+from fedmend.models.sparse import SparseMatrix, sum_of_products, weighted_product
 
 Rule = Literal["mean", "gcn", "closed-mean"]
 
@@ -60,18 +60,26 @@ def _with_itself(hop: Hop) -> tuple[Tensor, Tensor, Tensor]:
     return rowptr, col, neighbours
 
 
-def heard_through(h: Tensor | Features, weight: Tensor, hop: Hop, rule: Rule) -> Tensor:
-    """operator(hop) @ h @ weight, multiplied in the order that costs least."""
+def heard_through(
+    h: Tensor | Features, weight: Tensor, hop: Hop, rule: Rule, bias: Tensor | None = None
+) -> Tensor:
+    """operator(hop) @ h @ weight + bias, multiplied in the order that costs least."""
     matrix = operator(hop, rule)
     if isinstance(h, Features):
         if hop.reused and not h.sparse:
-            return _kept_combination(h, matrix, hop, rule) @ weight
+            return _plus(_kept_combination(h, matrix, hop, rule) @ weight, bias)
         if hop.rows * 2 <= hop.sources:
-            return h.combined(matrix) @ weight
-        return matrix @ (h @ weight)
+            return _plus(h.combined(matrix) @ weight, bias)
+        if h.matrix is not None:
+            return sum_of_products(([matrix, h.matrix], weight), bias=bias)
+        return _plus(matrix @ (h @ weight), bias)
     if weight.shape[1] <= weight.shape[0]:
-        return matrix @ (h @ weight)
-    return (matrix @ h) @ weight
+        return weighted_product(matrix, h, weight, bias)
+    return _plus((matrix @ h) @ weight, bias)
+
+
+def _plus(product: Tensor, bias: Tensor | None) -> Tensor:
+    return product if bias is None else product + bias
 
 
 def _kept_combination(h: Features, matrix: SparseMatrix, hop: Hop, rule: Rule) -> Features:
@@ -91,3 +99,39 @@ def own_through(h: Tensor | Features, weight: Tensor, hop: Hop) -> Tensor:
     if weight.shape[1] < weight.shape[0]:
         return hop.own_rows(h @ weight)  # the narrower rows are the cheaper ones to pick
     return hop.own_rows(h) @ weight
+
+
+def own_and_heard(
+    h: Tensor | Features,
+    own_weight: Tensor,
+    heard_weight: Tensor,
+    hop: Hop,
+    rule: Rule,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """own_through + heard_through, in fewer products where the hop serves many steps."""
+    if isinstance(h, Features):
+        everybody = isinstance(hop.own, int) and hop.own == hop.sources
+        if hop.reused and everybody and h.matrix is not None:
+            heard = [operator(hop, rule), h.matrix], heard_weight
+            return sum_of_products(([h.matrix], own_weight), heard, bias=bias)
+    elif hop.reused and heard_weight.shape[1] < heard_weight.shape[0]:
+        # One row of h @ both is a node's own values, then the values it tells its neighbours.
+        both = torch.cat([own_weight, heard_weight], dim=1)
+        return weighted_product(_with_own(hop, rule), h, both, bias)
+    return own_through(h, own_weight, hop) + heard_through(h, heard_weight, hop, rule, bias)
+
+
+def _with_own(hop: Hop, rule: Rule) -> SparseMatrix:
+    """The hop as a matrix (rows x 2 sources) over pairs of rows: own values, values told."""
+    key = f"with-own-{rule}"
+    if key not in hop.cache:
+        rowptr, col, neighbours = _with_itself(hop)
+        told = operator(hop, rule).csr.values()
+        weights = torch.ones(len(col), dtype=told.dtype, device=told.device)
+        weights[neighbours] = told
+        shape = (hop.rows, 2 * hop.sources)
+        csr = torch.sparse_csr_tensor(rowptr, 2 * col + neighbours, weights, size=shape)
+        hop.cache[key] = SparseMatrix(csr, reused=True)
+    matrix: SparseMatrix = hop.cache[key]
+    return matrix

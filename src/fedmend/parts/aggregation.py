@@ -63,7 +63,7 @@ def check_weights(silo: str, weights: Mapping[str, Tensor], like: Mapping[str, T
             )
         # The sum is not finite if any term is not, and much quicker; a sum of finite numbers may
         # overflow, so only then is each one looked at.
-        if not bool(torch.isfinite(value.sum())) and not bool(torch.isfinite(value).all()):
+        if not math.isfinite(value.sum().item()) and not bool(torch.isfinite(value).all()):
             raise FederationError(
                 f"{silo} sent weights that are NaN or infinite ({key}): "
                 "its training diverged; try a smaller lr"

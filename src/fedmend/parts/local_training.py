@@ -55,17 +55,21 @@ class LocalTraining:
                 "or another split"
             )
         self.model = self._build(shape, seed).to(self.device)
+        self._parameters = dict(self.model.named_parameters())
         self._features = Features(graph.x.to(self.device), reused=True)
         self._whole = whole_graph_hop(graph).to(self.device)
         self._labels = graph.y.to(self.device)
+        self._train_labels = self._labels[self.train_nodes.to(self.device)]
         self._batches = stream(seed, name, purpose + "batches")
         self._neighbours = stream(seed, name, purpose + "neighbours")
         self._dropout = stream(seed, name, purpose + "dropout")
         self._draw = drawing(graph, settings.fan_out, self._neighbours)
         self._full_batch = self._hops_for(self.train_nodes) if self._static else None
         self._val_nodes = torch.nonzero(graph.val_mask)[:, 0]
+        self._val_labels = self._labels[self._val_nodes.to(self.device)]
         self._val_hops = self._hops_for(self._val_nodes) if len(self._val_nodes) else None
         self._optimizer = self._new_optimizer()
+        self._kept: tuple[list[int], Tensor | Features] | None = None
 
     def _build(self, shape: ModelShape, seed: int) -> Backbone:
         """The model; its first weights are replaced by those that `load` gets."""
@@ -90,13 +94,13 @@ class LocalTraining:
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Take over weights, all or some of them."""
         with torch.no_grad():
-            for key, parameter in self.model.named_parameters():
+            for key, parameter in self._parameters.items():
                 if key in weights:
                     parameter.copy_(weights[key])
 
     def weights(self) -> dict[str, Tensor]:
         """The model's weights: a view, not a copy."""
-        return {key: value.detach() for key, value in self.model.named_parameters()}
+        return {key: value.detach() for key, value in self._parameters.items()}
 
     # Training
 
@@ -125,8 +129,9 @@ class LocalTraining:
         return torch.split(self.train_nodes[order], size)
 
     def _step(self, batch: Tensor, adjust: AdjustGradients | None) -> Tensor:
-        scores = self.scores(batch)
-        loss = F.cross_entropy(scores, self._labels[batch.to(self.device)])
+        everyone = batch is self.train_nodes
+        labels = self._train_labels if everyone else self._labels[batch.to(self.device)]
+        loss = F.cross_entropy(self.scores(batch), labels)
         self._optimizer.clear()
         loss.backward()  # type: ignore[no-untyped-call]  # torch's
         if adjust is not None:
@@ -138,7 +143,9 @@ class LocalTraining:
         """Class scores of a batch in training, on freshly drawn neighbourhoods."""
         s = self.settings
         if self._full_batch is not None:
-            return self._forward(self._features, self._full_batch, None)
+            if self._mends:
+                return self._forward(self._features, self._full_batch, None)
+            return self.model.scores(self._hidden(), self._full_batch[-1])
         if not self.model.uses_edges:
             alone = _nobody(batch, self.graph)
             features = Features(select_rows(self.graph.x, batch)).to(self.device)
@@ -149,6 +156,26 @@ class LocalTraining:
         hops, nodes = gathered_hops(self.graph, batch, s.layers, self._draw)
         features = Features(select_rows(self.graph.x, nodes)).to(self.device)
         return self._forward(features, [hop.to(self.device) for hop in hops], nodes)
+
+    @property
+    def _mends(self) -> bool:
+        """Whether nodes bring more than their features along; for methods to say."""
+        return False
+
+    def _hidden(self, *, keep: bool = False) -> Tensor | Features:
+        """What goes into the last layer of the whole graph, for a step that sees all of it.
+
+        Computed once where a silo validates the weights it received and then trains from them:
+        `keep` leaves it for the next call, which takes it unless a weight has changed since.
+        """
+        weights = [parameter._version for parameter in self._parameters.values()]
+        if self._kept is not None and self._kept[0] == weights:
+            hidden = self._kept[1]
+        else:
+            hops = [self._whole] * (self.settings.layers - 1)
+            hidden = self.model.hidden(self._features, hops, self._dropout)
+        self._kept = (weights, hidden) if keep and torch.is_grad_enabled() else None
+        return hidden
 
     def _forward(
         self,
@@ -166,10 +193,15 @@ class LocalTraining:
         """Validation nodes classified right on the silo's own graph, and how many there are."""
         if self._val_hops is None:
             return 0, 0
-        self.model.eval()
-        with torch.no_grad():
-            found = self._predict(self._val_hops).argmax(1)
-        right = found == self._labels[self._val_nodes.to(self.device)]
+        if self._static and self.model.shape.dropout == 0.0 and not self._mends:
+            hidden = self._hidden(keep=True)
+            with torch.no_grad():
+                scores = self.model.scores(hidden, self._val_hops[-1])
+        else:
+            self.model.eval()
+            with torch.no_grad():
+                scores = self._predict(self._val_hops)
+        right = scores.argmax(1) == self._val_labels
         return int(right.sum()), len(self._val_nodes)
 
     def _predict(self, hops: Sequence[Hop]) -> Tensor:
