@@ -29,12 +29,60 @@ from tests.tiny import QUICK, comparable, reordered, same_weights, tiny_graph, t
 PARTITION = tiny_partition()
 SETTINGS: dict[str, Any] = {**QUICK, "dropout": 0.2}
 every_method = pytest.mark.parametrize("method", METHODS)
-federated = pytest.mark.parametrize("method", [n for n, m in METHODS.items() if not m.pooled])
+FEDERATED = [n for n, m in METHODS.items() if not m.pooled]
+federated = pytest.mark.parametrize("method", FEDERATED)
+
+GENERATOR: dict[str, Any] = {
+    "neighbours": 2,
+    "hide": 0.4,
+    "embedding": 4,
+    "generator_hidden": 5,
+    "generator_epochs": 2,
+}
+NEIGHGEN: dict[str, Any] = {**GENERATOR, "generator_width": 6}
+FEDDEP: dict[str, Any] = {**GENERATOR, "encoder_epochs": 1, "min_batch": 1}
+FEDGGR: dict[str, Any] = {
+    "neighbours": 4,
+    "embedding": 4,
+    "local_width": 5,
+    "global_width": 3,
+    "global_hidden": 6,
+    "autoencoder_epochs": 2,
+    "autoencoder_rounds": 2,
+}
+MORE_SETTINGS: dict[str, dict[str, Any]] = {
+    "fedsage+": {**NEIGHGEN, "generator_rounds": 2, "min_batch": 1},
+    "local+": NEIGHGEN,
+    "feddep": FEDDEP,
+    "feddep-no-dgen": FEDDEP,
+    "feddep-no-proto": FEDDEP,
+    "feddep-no-nfdp": FEDDEP,
+    "fedggr": FEDGGR,
+}
+"""What keeps a method's other phases as small as the training, and lets all of them happen."""
+
+PHASES: dict[str, dict[str, int]] = {
+    "fedsage+": {"generators alone": 1, "generator exchange": 2, "mending": 1},
+    "local+": {"generators alone": 1, "mending": 1},
+    "feddep": {"prototypes": 1, "generators": 1},
+    "feddep-no-dgen": {"prototypes": 1, "generators": 1},
+    "feddep-no-proto": {"local GNNs": 1, "generator exchange": 2, "generators": 1},
+    "feddep-no-nfdp": {"prototypes": 1, "generators": 1},
+    "fedggr": {"autoencoders": 2, "embeddings": 1},
+}
+"""A method's phases before training, and the rounds they take with these settings."""
+
+SILENT_PHASES = {"prototypes", "local GNNs"}  # they note no figures
+LOOKS_BEYOND = [n for n, m in METHODS.items() if m.sees_beyond]
+
+
+def settings_of(method: str, **others: Any) -> dict[str, Any]:
+    return {**SETTINGS, **MORE_SETTINGS.get(method, {}), **others}
 
 
 @cache
 def plain_run(method: str) -> Result:
-    return train(method, PARTITION, **SETTINGS)
+    return train(method, PARTITION, **settings_of(method))
 
 
 def same_result(one: Result, other: Result) -> None:
@@ -48,20 +96,20 @@ def same_result(one: Result, other: Result) -> None:
 
 @every_method
 def test_same_seed_same_record(method: str) -> None:
-    again = train(method, PARTITION, **SETTINGS)
+    again = train(method, PARTITION, **settings_of(method))
     same_result(again, plain_run(method))
     assert comparable(again.record) == comparable(plain_run(method).record)
 
 
 @every_method
 def test_another_seed_another_result(method: str) -> None:
-    other = train(method, PARTITION, seed=1, **SETTINGS)
+    other = train(method, PARTITION, seed=1, **settings_of(method))
     assert other.history != plain_run(method).history
 
 
 @every_method
 def test_order_of_silos_does_not_matter(method: str) -> None:
-    same_result(train(method, reordered(PARTITION), **SETTINGS), plain_run(method))
+    same_result(train(method, reordered(PARTITION), **settings_of(method)), plain_run(method))
 
 
 @every_method
@@ -69,14 +117,14 @@ def test_global_random_state_is_neither_used_nor_changed(method: str) -> None:
     torch.manual_seed(123)
     np.random.seed(123)
     before, numpy_before = torch.get_rng_state(), repr(np.random.get_state())
-    same_result(train(method, PARTITION, **SETTINGS), plain_run(method))
+    same_result(train(method, PARTITION, **settings_of(method)), plain_run(method))
     assert torch.equal(torch.get_rng_state(), before)
     assert repr(np.random.get_state()) == numpy_before
 
 
 @every_method
 def test_one_silo(method: str) -> None:
-    result = train(method, tiny_partition(1), **SETTINGS)
+    result = train(method, tiny_partition(1), **settings_of(method))
     assert 0.0 <= result.accuracy <= 1.0
     assert 0.0 <= result.macro_f1 <= 1.0
 
@@ -84,27 +132,39 @@ def test_one_silo(method: str) -> None:
 @every_method
 def test_silos_that_do_not_come_with_a_whole_graph(method: str) -> None:
     alone = Partition(PARTITION.silos, "by hand", None)
-    if METHODS[method].pooled:
+    if METHODS[method].pooled or METHODS[method].sees_beyond:
         with pytest.raises(DataError, match="needs the whole graph"):
-            train(method, alone, **SETTINGS)
+            train(method, alone, **settings_of(method))
         return
-    result = train(method, alone, **SETTINGS)
+    result = train(method, alone, **settings_of(method))
     assert result.scores is not None
     assert result.scores.mode == "own-subgraph"
     with pytest.raises(DataError, match="needs the whole graph"):
-        train(method, alone, evaluation="global-graph", **SETTINGS)
+        train(method, alone, evaluation="global-graph", **settings_of(method))
 
 
 @every_method
 def test_history_has_every_round(method: str) -> None:
     history = plain_run(method).history
-    assert set(history) == {"training"}
+    before = {name: n for name, n in PHASES.get(method, {}).items() if name not in SILENT_PHASES}
+    assert set(history) == {"training", *before}
+    for phase, count in before.items():
+        assert sorted(history[phase]) == list(range(1, count + 1))
+        figures = set().union(*history[phase].values())
+        assert figures
+        assert figures <= {
+            "generator_loss",
+            "generated",
+            "reconstruction_loss",
+            "crossing_by_chance",
+        }
     rounds = history["training"]
     # Weights are validated by whoever receives them, so a shared model is also known at round 0.
-    first = 1 if METHODS[method].module == "local" else 0
+    first = 1 if METHODS[method].module in ("local", "local_plus") else 0
     assert sorted(rounds) == list(range(first, 4))
     for number in range(1, 4):
-        assert set(rounds[number]) - {"selected"} == {"training_loss", "validation_accuracy"}
+        own = {"selected", "crossing_edges"} if method == "fedggr" else {"selected"}
+        assert set(rounds[number]) - own == {"training_loss", "validation_accuracy"}
         assert rounds[number]["training_loss"] > 0
     # The kept round is one of the best in validation, the latest of them; where every silo keeps
     # a model of its own, no round is kept for all.
@@ -116,7 +176,10 @@ def test_history_has_every_round(method: str) -> None:
 
 @every_method
 def test_training_lowers_the_loss(method: str) -> None:
-    result = train(method, PARTITION, **{**QUICK, "rounds": 15, "batch_size": 0, "fan_out": 0})
+    # (DP-SGD's noise is left out here: it needs more than fifteen rounds to average out.)
+    still = {"noise": 0.0} if method == "feddep-no-nfdp" else {}
+    whole: dict[str, Any] = {"rounds": 15, "batch_size": 0, "fan_out": 0, "dropout": 0.0}
+    result = train(method, PARTITION, **settings_of(method, **whole, **still))
     losses = [result.history["training"][number]["training_loss"] for number in (1, 15)]
     assert losses[1] < 0.9 * losses[0]
 
@@ -130,6 +193,14 @@ WHAT_LEAVES = {
     "fedsage": {"weights", "counts", "metrics", "framing"},
     "fedprox": {"weights", "counts", "metrics", "framing"},
     "fedper": {"weights", "counts", "metrics", "framing"},
+    "oracle": {"weights", "counts", "metrics", "framing"},
+    "local+": {"counts", "metrics", "framing"},
+    "fedsage+": {"weights", "embeddings", "gradients", "counts", "metrics", "framing"},
+    "feddep": {"weights", "prototypes", "counts", "metrics", "framing"},
+    "feddep-no-dgen": {"weights", "prototypes", "counts", "metrics", "framing"},
+    "feddep-no-proto": {"weights", "embeddings", "gradients", "counts", "metrics", "framing"},
+    "feddep-no-nfdp": {"weights", "prototypes", "counts", "metrics", "framing"},
+    "fedggr": {"weights", "embeddings", "gradients", "counts", "metrics", "framing"},
 }
 WHAT_COMES = {
     "global": set(),
@@ -138,14 +209,57 @@ WHAT_COMES = {
     "fedsage": {"weights", "framing"},
     "fedprox": {"weights", "framing"},
     "fedper": {"weights", "framing"},
+    "oracle": {"weights", "raw", "framing"},  # no federation: it says so itself
+    "local+": {"framing"},
+    # Whoever is asked for a gradient gets another silo's head and its inputs.
+    "fedsage+": {"weights", "embeddings", "gradients", "counts", "framing"},
+    "feddep": {"weights", "prototypes", "framing"},
+    "feddep-no-dgen": {"weights", "prototypes", "framing"},
+    "feddep-no-proto": {"weights", "embeddings", "gradients", "counts", "framing"},
+    "feddep-no-nfdp": {"weights", "prototypes", "framing"},
+    "fedggr": {"weights", "embeddings", "framing"},
+}
+FEDAVG_MESSAGES = {"fedavg.Weights", "fedavg.Update", "fedavg.Validation"}
+EXCHANGE_MESSAGES = {
+    "federation.Nothing",
+    "head_exchange.Offer",
+    "head_exchange.HeadGradient",
+    "head_exchange.Progress",
+}
+PROTOTYPE_MESSAGES = {
+    "federation.Nothing",
+    "feddep.SharedPrototypes",
+    "feddep.AllPrototypes",
+    "feddep.Generated",
 }
 MESSAGES_OF = {
     "global": set(),
     "local": {"federation.Nothing", "local.Progress"},
-    "fedavg": {"fedavg.Weights", "fedavg.Update", "fedavg.Validation"},
-    "fedsage": {"fedavg.Weights", "fedavg.Update", "fedavg.Validation"},
-    "fedprox": {"fedavg.Weights", "fedavg.Update", "fedavg.Validation"},
-    "fedper": {"fedavg.Weights", "fedavg.Update", "fedavg.Validation"},
+    "fedavg": FEDAVG_MESSAGES,
+    "fedsage": FEDAVG_MESSAGES,
+    "fedprox": FEDAVG_MESSAGES,
+    "fedper": FEDAVG_MESSAGES,
+    "oracle": {*FEDAVG_MESSAGES, "oracle.Surroundings"},
+    "local+": {
+        "federation.Nothing",
+        "local.Progress",
+        "head_exchange.Progress",
+        "fedsage_plus.Mended",
+    },
+    "fedsage+": {*FEDAVG_MESSAGES, *EXCHANGE_MESSAGES, "fedsage_plus.Mended"},
+    "feddep": {*FEDAVG_MESSAGES, *PROTOTYPE_MESSAGES},
+    "feddep-no-dgen": {*FEDAVG_MESSAGES, *PROTOTYPE_MESSAGES},
+    "feddep-no-proto": {*FEDAVG_MESSAGES, *EXCHANGE_MESSAGES, "feddep.Generated"},
+    "feddep-no-nfdp": {*FEDAVG_MESSAGES, *PROTOTYPE_MESSAGES},
+    "fedggr": {
+        "federation.Nothing",
+        "fedavg.Validation",
+        "fedggr.AutoencoderWeights",
+        "fedggr.AutoencoderUpdate",
+        "fedggr.NodeEmbeddings",
+        "fedggr.GlobalRows",
+        "fedggr.SplitUpdate",
+    },
 }
 
 
@@ -169,6 +283,10 @@ def test_ledger_covers_every_silo_and_round(method: str) -> None:
         for number in range(1, 4):
             for direction in ("up", "down"):
                 assert asked[silo, number, direction, "training"] > 0
+        for phase, count in PHASES.get(method, {}).items():
+            for number in range(1, count + 1):
+                for direction in ("up", "down"):
+                    assert asked[silo, number, direction, phase] > 0
 
 
 @pytest.fixture
@@ -210,10 +328,20 @@ def conspicuous() -> Partition:
     return Partition(silos, "by hand", None, named, assignment)
 
 
-@federated
+def test_only_oracle_looks_beyond_its_silo() -> None:
+    """It is exempt from the search below, because it shows raw data on purpose, and says so."""
+    assert LOOKS_BEYOND == ["oracle"]
+    raw = [entry for entry in plain_run("oracle").ledger.entries if entry.kind == "raw"]
+    assert {entry.silo for entry in raw} == set(PARTITION.names)
+    for method in METHODS:
+        if method not in LOOKS_BEYOND:
+            assert not [e for e in plain_run(method).ledger.entries if e.kind == "raw"]
+
+
+@pytest.mark.parametrize("method", [name for name in FEDERATED if name not in LOOKS_BEYOND])
 def test_no_message_holds_raw_data(method: str, transcript: list[bytes]) -> None:
     partition = conspicuous()
-    train(method, partition, **{**SETTINGS, "lr": 1e-4})
+    train(method, partition, **settings_of(method, lr=1e-4))
     assert transcript
     everything = b"\n".join(transcript)
     texts = [b"patient-", b"diagnosis-", b"lab-value-", b"hospital-"]
@@ -269,7 +397,7 @@ def stopping_after(number: int) -> Watch:
 def test_resumes_to_the_identical_result(
     tmp_path: Path, method: str, every: int, optimizer: str
 ) -> None:
-    options: dict[str, Any] = {**SETTINGS, "rounds": 5, "optimizer": optimizer, "lr": 0.05}
+    options = settings_of(method, rounds=5, optimizer=optimizer, lr=0.05)
     with pytest.raises(Interrupted):
         train(
             method,
@@ -285,15 +413,59 @@ def test_resumes_to_the_identical_result(
     assert comparable(resumed.record) == comparable(whole.record)
 
 
+@pytest.mark.parametrize("method", PHASES)
+def test_resumes_after_any_round_of_any_phase(tmp_path: Path, method: str) -> None:
+    """A stop after each round there is, the last of a phase too, and on to the same result."""
+    rounds = sum(PHASES[method].values()) + SETTINGS["rounds"]
+    for last in range(1, rounds):
+        watch, seen = Watch(), 0
+
+        def on_round(moment: Moment, watch: Watch = watch, last: int = last) -> None:
+            nonlocal seen
+            seen += 1
+            watch.stop_requested = seen >= last
+
+        watch.on_round = on_round
+        out = tmp_path / str(last)
+        options: dict[str, Any] = {"out": out, "checkpoint_every": 1, **settings_of(method)}
+        with pytest.raises(Interrupted):
+            train(method, PARTITION, watch=watch, **options)
+        assert seen == last, "it stops at once"
+        resumed = train(method, PARTITION, resume=True, **options)
+        same_result(resumed, plain_run(method))
+        assert comparable(resumed.record) == comparable(plain_run(method).record)
+
+
+@pytest.mark.parametrize(
+    ("method", "phase"), [(method, phase) for method in PHASES for phase in PHASES[method]]
+)
+def test_goes_on_without_a_silo_lost_before_training(method: str, phase: str) -> None:
+    """It is said, nothing of the silo arrives in that phase, and it comes back afterwards."""
+    faults = [Fault("silo-1", phase=phase)]
+    result = train(method, PARTITION, faults=faults, **settings_of(method))
+    lost = f"silo-1 was lost in round 1 of {phase}: it does not answer"
+    assert lost in result.record["said"]
+    up = result.ledger.by("silo", "phase", "direction")
+    assert ("silo-1", phase, "up") not in up
+    assert ("silo-0", phase, "up") in up
+    assert ("silo-1", "training", "up") in up
+    if phase == "local GNNs":  # that needs nobody else: the silo makes up for it
+        assert same_weights(result.weights, plain_run(method).weights)
+    else:
+        assert result.history != plain_run(method).history
+    assert sorted(result.history["training"]) == sorted(plain_run(method).history["training"])
+
+
 @federated
 def test_goes_on_without_a_lost_silo(method: str) -> None:
-    faults = [Fault("silo-1", first=2, last=2)]
-    result = train(method, PARTITION, faults=faults, **SETTINGS)
-    assert result.record["said"] == ["silo-1 was lost in round 2 of training: it does not answer"]
-    up = result.ledger.by("silo", "round", "direction")
-    assert ("silo-1", 2, "up") not in up
-    assert ("silo-0", 2, "up") in up
-    assert ("silo-1", 3, "up") in up
+    faults = [Fault("silo-1", first=2, last=2, phase="training")]
+    result = train(method, PARTITION, faults=faults, **settings_of(method))
+    lost = "silo-1 was lost in round 2 of training: it does not answer"
+    assert result.record["said"] == [*plain_run(method).record["said"], lost]
+    up = result.ledger.by("silo", "phase", "round", "direction")
+    assert ("silo-1", "training", 2, "up") not in up
+    assert ("silo-0", "training", 2, "up") in up
+    assert ("silo-1", "training", 3, "up") in up
     assert result.history != plain_run(method).history
     assert sorted(result.history["training"]) == sorted(plain_run(method).history["training"])
 
@@ -301,7 +473,8 @@ def test_goes_on_without_a_lost_silo(method: str) -> None:
 @federated
 @pytest.mark.parametrize("evaluation", ["global-graph", "own-subgraph"])
 def test_goes_on_without_a_silo_that_never_answers(method: str, evaluation: str) -> None:
-    result = train(method, PARTITION, faults=[Fault("silo-1")], evaluation=evaluation, **SETTINGS)
+    faults = [Fault("silo-1")]
+    result = train(method, PARTITION, faults=faults, evaluation=evaluation, **settings_of(method))
     assert result.ledger.total("up", "silo-1") == 0
     assert result.scores is not None
     if METHODS[method].model == "own":
@@ -318,9 +491,9 @@ def test_goes_on_without_a_silo_that_never_answers(method: str, evaluation: str)
 def test_stops_clearly_with_too_few_silos(method: str) -> None:
     faults = [Fault("silo-0", first=2), Fault("silo-2", first=2)]
     with pytest.raises(TooFewSilosError, match=r"1 of 3 silos answered, min_silos=2 \(silo-0: it"):
-        train(method, PARTITION, faults=faults, min_silos=2, **SETTINGS)
+        train(method, PARTITION, faults=faults, min_silos=2, **settings_of(method))
     with pytest.raises(SettingsError, match="min_silos=4, but there are 3 silos"):
-        train(method, PARTITION, min_silos=4, **SETTINGS)
+        train(method, PARTITION, min_silos=4, **settings_of(method))
 
 
 @every_method
@@ -366,10 +539,11 @@ def test_backbone_is_an_option_of_all(method: str) -> None:
         fixed = METHODS[method].fixed.get("backbone", backbone)
         if fixed != backbone:
             with pytest.raises(SettingsError, match=f"{method} means backbone=sage; for backbone="):
-                train(method, PARTITION, backbone=backbone, **SETTINGS)
+                train(method, PARTITION, **settings_of(method, backbone=backbone))
         else:
-            result = train(method, PARTITION, backbone=backbone, **{**SETTINGS, "rounds": 1})
-            assert result.shape.backbone == backbone
+            result = train(method, PARTITION, **settings_of(method, backbone=backbone, rounds=1))
+            fused = METHODS[method].module == "feddep"
+            assert result.shape.backbone == ("fused-sage" if fused else backbone)
 
 
 def test_fedsage_is_fedavg_with_graphsage() -> None:
@@ -384,9 +558,17 @@ def test_silo_without_training_nodes_is_named(method: str) -> None:
         **PARTITION.silos,
         "silo-1": graph.with_masks(nobody, graph.val_mask, graph.test_mask),
     }
+    if METHODS[method].sees_beyond:
+        assert PARTITION.whole is not None
+        whole, mask = PARTITION.whole, PARTITION.whole.train_mask.clone()
+        mask[torch.from_numpy(PARTITION.rows("silo-1"))] = False
+        whole = whole.with_masks(mask, whole.val_mask, whole.test_mask)
+        partition = Partition(dict(silos), "by hand", None, whole, PARTITION.assignment)
+    else:
+        partition = Partition(dict(silos), "by hand", None)
     if not METHODS[method].pooled:
         with pytest.raises(DataError, match="silo-1 has no training nodes"):
-            train(method, Partition(dict(silos), "by hand", None), **SETTINGS)
+            train(method, partition, **settings_of(method))
 
 
 @every_method

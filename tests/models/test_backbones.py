@@ -8,6 +8,7 @@ import torch
 from fedmend.data.sampling import hop_to, whole_graph_hop
 from fedmend.errors import SettingsError, UnknownNameError
 from fedmend.models.backbones import BACKBONES, Backbone, ModelShape, build
+from fedmend.models.encoder import Encoder
 from fedmend.models.features import Features
 from tests.tiny import tiny_graph
 
@@ -23,8 +24,11 @@ def model_of(backbone: str, layers: int = 2, dropout: float = 0.0, seed: int = 0
     return build(shape, seeded(seed))
 
 
-def scores(model: Backbone, generator: torch.Generator | None = None) -> torch.Tensor:
-    out = model(Features(GRAPH.x), [whole_graph_hop(GRAPH)] * len(model.layers), generator)
+def scores(
+    model: Backbone, generator: torch.Generator | None = None, mended: torch.Tensor | None = None
+) -> torch.Tensor:
+    hops = [whole_graph_hop(GRAPH)] * len(model.layers)
+    out = model(Features(GRAPH.x), hops, generator, mended)
     assert isinstance(out, torch.Tensor)
     return out
 
@@ -38,7 +42,8 @@ def test_any_number_of_layers(backbone: str, layers: int) -> None:
     assert out.shape == (30, 3)
     out.sum().backward()  # type: ignore[no-untyped-call]  # torch's
     for name, parameter in model.named_parameters():
-        assert name.startswith(("layers.", "input.", "mlp.", "own."))
+        before = {"fused-paper": ("input.",), "gpr": ("mlp.", "own.")}.get(backbone, ())
+        assert name.startswith(("layers.", *before))
         assert parameter.grad is not None, name
 
 
@@ -106,6 +111,114 @@ def test_shapes_that_cannot_be() -> None:
         build(ModelShape("sagee", 3, 2, 8, 2, 4, 0.0), seeded())
     with pytest.raises(SettingsError, match="hidden=10 cannot be shared by heads=4"):
         build(ModelShape("gat", 3, 2, 10, 2, 4, 0.0), seeded())
+
+
+# Embedding-fused convolution (FedDEP)
+
+BROUGHT = torch.rand(30, 5, generator=seeded(7)) - 0.5
+FUSED = pytest.mark.parametrize("backbone", ["fused-sage", "fused-paper"])
+
+
+def fused_of(backbone: str, layers: int = 2, dropout: float = 0.0) -> Backbone:
+    shape = ModelShape(
+        backbone, 6, 3, hidden=8, layers=layers, heads=2, dropout=dropout, embedding=5
+    )
+    return build(shape, seeded())
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_without_mended_embeddings_it_is_graphsage(layers: int) -> None:
+    """To the bit, from the same seed: weights for what is mended are drawn last."""
+    plain, fused = model_of("sage", layers), fused_of("fused-sage", layers)
+    weights = dict(fused.named_parameters())
+    assert all(torch.equal(value, weights[key]) for key, value in plain.named_parameters())
+    assert torch.equal(scores(fused), scores(plain))
+    assert torch.equal(scores(fused, mended=torch.zeros(30, 5)), scores(plain))
+    assert not torch.equal(scores(fused, mended=BROUGHT), scores(plain))
+    assert torch.equal(scores(plain, mended=BROUGHT), scores(plain)), "it has no place for them"
+
+
+@FUSED
+def test_without_mended_embeddings_dropout_draws_the_same(backbone: str) -> None:
+    fused = fused_of(backbone, 3, dropout=0.5)
+    bare, zeros = scores(fused, seeded(1)), scores(fused, seeded(1), torch.zeros(30, 5))
+    assert torch.equal(bare, zeros)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@FUSED
+def test_every_layer_has_weights_of_its_own_for_what_is_mended(backbone: str, layers: int) -> None:
+    model = fused_of(backbone, layers)
+    before = scores(model, mended=BROUGHT).detach()
+    names = [name for name, _ in model.named_parameters() if name.startswith("mended.")]
+    assert len(names) == layers + (backbone == "fused-paper")
+    for name in names:
+        parameter = model.get_parameter(name)
+        with torch.no_grad():
+            parameter.add_(0.3)
+        assert not torch.allclose(scores(model, mended=BROUGHT), before), name
+        with torch.no_grad():
+            parameter.sub_(0.3)
+    scores(model, mended=BROUGHT).square().sum().backward()  # type: ignore[no-untyped-call]  # torch's
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert float(parameter.grad.abs().sum()) > 0, name
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@FUSED
+def test_fused_layers_by_plain_loops(backbone: str, layers: int) -> None:
+    """Node by node; `fused-paper`: K + 1 matrices, means over the closed neighbourhood."""
+    model = fused_of(backbone, layers)
+    w = {name: each.detach() for name, each in model.named_parameters()}
+    heard = {v: GRAPH.col[GRAPH.rowptr[v] : GRAPH.rowptr[v + 1]].tolist() for v in range(30)}
+    h = {v: GRAPH.x[v] for v in range(30)}
+    first = 0
+    if backbone == "fused-paper":
+        first = 1
+        h = {
+            v: torch.relu(
+                row @ w["input.weight"] + w["input.bias"] + BROUGHT[v] @ w["mended.0.weight"]
+            )
+            for v, row in h.items()
+        }
+    for layer in range(layers):
+        out = {}
+        for v in range(30):
+            if backbone == "fused-paper":
+                closed = [h[u] for u in (v, *heard[v])]
+                row = torch.stack(closed).mean(0) @ w[f"layers.{layer}.weight"]
+            else:
+                mean = sum((h[u] for u in heard[v]), torch.zeros_like(h[v])) / max(len(heard[v]), 1)
+                row = h[v] @ w[f"layers.{layer}.own"] + mean @ w[f"layers.{layer}.neighbours"]
+            out[v] = row + w[f"layers.{layer}.bias"]
+            out[v] = out[v] + BROUGHT[v] @ w[f"mended.{layer + first}.weight"]
+        h = out if layer == layers - 1 else {v: torch.relu(row) for v, row in out.items()}
+    torch.testing.assert_close(scores(model, mended=BROUGHT), torch.stack(list(h.values())))
+
+
+@FUSED
+def test_mended_embeddings_follow_the_rows_of_a_hop(backbone: str) -> None:
+    """The last hop computes some nodes only, and finds their embeddings."""
+    model, nodes = fused_of(backbone), torch.tensor([17, 3, 3])
+    hops = [whole_graph_hop(GRAPH), hop_to(GRAPH, nodes)]
+    found = model(Features(GRAPH.x), hops, None, BROUGHT)
+    torch.testing.assert_close(found, scores(model, mended=BROUGHT)[nodes])
+
+
+def test_encoder_gives_embeddings_and_learns_by_its_head() -> None:
+    shape = ModelShape("sage", 6, 3, hidden=8, layers=2, heads=1, dropout=0.0)
+    encoder = Encoder(shape, 5, seeded())
+    hops = [whole_graph_hop(GRAPH)] * 2
+    z = encoder.embed(Features(GRAPH.x), hops)
+    assert z.shape == (30, 5)
+    assert float(z.detach().abs().max()) <= 1.0
+    plain = build(ModelShape("sage", 6, 5, hidden=8, layers=2, heads=1, dropout=0.0), seeded())
+    assert torch.equal(z, torch.tanh(scores(plain)))
+    out = encoder(Features(GRAPH.x), hops)
+    torch.testing.assert_close(out, z @ encoder.head.weight + encoder.head.bias)
+    out.sum().backward()
+    assert all(each.grad is not None for each in encoder.parameters())
 
 
 def test_number_of_hops_must_be_that_of_layers() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedmend.errors import FederationError
-from fedmend.parts.aggregation import weighted_mean
+from fedmend.parts.aggregation import added_up, weighted_mean
 
 
 def weights(*values: float) -> dict[str, Tensor]:
@@ -101,3 +101,23 @@ def test_impossible_importance_is_refused(count: float) -> None:
 def test_no_weight_at_all() -> None:
     with pytest.raises(FederationError, match="no silo has any weight"):
         weighted_mean({"a": GOOD}, {"a": 0.0})
+
+
+def test_sum_is_a_plain_loop_in_the_order_of_names() -> None:
+    generator = torch.Generator().manual_seed(0)
+    updates = {f"s{i}": {"w": torch.rand(50, generator=generator)} for i in (3, 1, 2)}
+    like = {"w": torch.zeros(50)}
+    expected = torch.zeros(50)
+    for name in ("s1", "s2", "s3"):
+        expected = expected + updates[name]["w"]
+    before = {name: each["w"].clone() for name, each in updates.items()}
+    assert torch.equal(added_up(updates, like)["w"], expected)
+    assert torch.equal(added_up(dict(reversed(list(updates.items()))), like)["w"], expected)
+    assert all(torch.equal(updates[name]["w"], before[name]) for name in updates)
+    assert added_up({}, like) == {}
+
+
+def test_sum_refuses_what_the_mean_refuses() -> None:
+    for bad in (weights(math.nan, 1.0), weights(1.0), {"a": GOOD["a"]}):
+        with pytest.raises(FederationError, match="bad sent"):
+            added_up({"bad": bad, "good": GOOD}, GOOD)

@@ -228,3 +228,17 @@ def test_device_that_is_not_here(device: str) -> None:
     with pytest.raises(SettingsError, match=f"device '{device}' cannot be used here") as caught:
         training(device=device)
     assert "\n" not in str(caught.value)
+
+
+def test_two_models_of_a_silo_draw_from_streams_of_their_own() -> None:
+    settings = TrainingSettings(hidden=8, batch_size=8, fan_out=2)
+    shape = settings.shape(Schema(GRAPH.num_features, GRAPH.label_names))
+    one, same, other = (
+        LocalTraining("silo", GRAPH, shape, settings, 0, purpose) for purpose in ("", "", "deep ")
+    )
+    first, again, different = (
+        torch.cat(list(each._epoch())).tolist() for each in (one, same, other)
+    )
+    assert first == again != different
+    for key, stream_of_one in one._streams().items():
+        assert not torch.equal(stream_of_one.get_state(), other._streams()[key].get_state())

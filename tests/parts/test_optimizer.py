@@ -58,3 +58,24 @@ def test_goes_on_where_it_was_saved(kind: str) -> None:
         both.step()
     for one, other in zip(ours, again, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_what_has_no_gradient_stays_as_torchs_does(kind: str) -> None:
+    """Neither the weights nor their moments move, and their count of steps waits."""
+    ours, theirs = parameters(), parameters()
+    optimizer = Optimizer(kind, ours, 0.05, 0.1)
+    torchs = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[kind]
+    reference = torchs(theirs, lr=0.05, weight_decay=0.1, fused=True)
+    for step in range(6):
+        give(ours, step)
+        give(theirs, step)
+        if step in (0, 2, 3):
+            ours[1].grad = theirs[1].grad = None
+            kept = ours[1].detach().clone()
+        optimizer.step()
+        reference.step()
+        if step in (0, 2, 3):
+            assert torch.equal(ours[1], kept)
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(one, other)

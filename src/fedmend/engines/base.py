@@ -121,6 +121,8 @@ class EngineBase(Federation[S]):
 
     def rounds(self, count: int, state: Any, phase: str = "training") -> Iterator[int]:
         first = self._first_round(phase, count, state)
+        if self.watch.stop_requested and self._finished and self._saved is None and first <= count:
+            raise Interrupted  # saved after the last round of the phase before
         started = time.perf_counter()
         for number in range(first, count + 1):
             self._phase, self._round, self._of = phase, number, count

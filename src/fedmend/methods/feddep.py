@@ -55,7 +55,7 @@ from fedmend.methods import fedavg
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.encoder import Encoder
 from fedmend.models.features import Features
-from fedmend.parts.head_exchange import ExchangingSilo, Progress, exchange, say_if_two
+from fedmend.parts.head_exchange import ExchangingSilo, Offer, Progress, exchange, say_if_two
 from fedmend.parts.local_training import AdjustGradients, LocalTraining
 from fedmend.parts.nearest import nearest_rows
 from fedmend.parts.neighbour_generator import NeighbourGenerator
@@ -163,6 +163,7 @@ class Training(LocalTraining):
             clip=self.settings.clip,
             noise=self.settings.noise,
             generator=self._privacy_noise,
+            dropout=self._dropout,
             mended=self._mended_of(around.nodes),
         )
         self._optimizer.step()
@@ -295,6 +296,8 @@ class DGen(NeighbourGenerator):
         encoder = new_encoder(settings, schema, stream(seed, name, "encoder weights"))
         if settings.warm_start:
             encoder.load_state_dict(local_gnn.state_dict())
+        # No dropout: what is offered to others and what is learned on must be the same embeddings.
+        encoder.eval()
         super().__init__(
             name,
             graph,
@@ -466,6 +469,11 @@ class Silo(ExchangingSilo, fedavg.Silo):
         self._start_generator(self.train_local_gnn(), [])
         return Progress(0.0)
 
+    def offer_head(self, nothing: Nothing) -> Offer:
+        if self._generator is None:
+            self.start_exchange(nothing)  # it was lost while the others did
+        return super().offer_head(nothing)
+
     def candidates(self) -> Tensor:
         if self.embeddings is None:
             raise FederationError(f"{self.name} has no embeddings to compare with")
@@ -575,6 +583,7 @@ def server(silos: Federation[Silo], settings: FedDEPSettings) -> dict[str, Tenso
         for _ in silos.rounds(1, state, "prototypes"):
             shared = silos.ask(Silo.share_prototypes, Nothing()).enough(settings.min_silos)
             state.prototypes = {name: reply.centres for name, reply in shared.items()}
+            check_shared(silos, state.prototypes, settings)
             say_if_shrunk(silos, state.prototypes, settings)
         for number in silos.rounds(1, state, "generators"):
             sets = {str(i): each for i, each in enumerate(state.prototypes.values())}
@@ -594,6 +603,24 @@ def server(silos: Federation[Silo], settings: FedDEPSettings) -> dict[str, Tenso
     return state.best
 
 
+def check_shared(
+    silos: Federation[Silo], shared: Mapping[str, Tensor], settings: FedDEPSettings
+) -> None:
+    """Refuse prototypes that cannot be what they should be: they go to every silo."""
+    most = settings.clusters or silos.schema.num_classes
+    for name, centres in shared.items():
+        fits = centres.dim() == 2 and centres.shape[1] == settings.embedding
+        if not fits or not 1 <= len(centres) <= most or centres.dtype != torch.float32:
+            raise FederationError(
+                f"{name} shared prototypes as {tuple(centres.shape)} of {centres.dtype}, expected "
+                f"at most ({most}, {settings.embedding}) of torch.float32"
+            )
+        if not bool((centres.abs() <= 1).all()):  # what a NaN fails, too
+            raise FederationError(
+                f"{name} shared prototypes that are no means of values in [-1, 1]"
+            )
+
+
 def say_if_shrunk(
     silos: Federation[Silo], shared: Mapping[str, Tensor], settings: FedDEPSettings
 ) -> None:
@@ -603,7 +630,7 @@ def say_if_shrunk(
         if len(centres) < wanted:
             silos.say(
                 f"{name} shares {len(centres)} prototypes instead of {wanted}: more would have "
-                f"fewer than min_cluster={settings.min_cluster} nodes each"
+                f"fewer than min_cluster={settings.min_cluster} nodes each, or be the same"
             )
 
 

@@ -94,7 +94,7 @@ class ExchangingSilo(SiloBase):
     def measure(self, offer: Offer) -> HeadGradient:
         """For another silo's head: the gradient of the distances to this silo's nearest rows."""
         head = self.learner.head
-        _check_inputs(offer, self.learner)
+        _check_inputs(offer, self.learner, self.settings.min_batch)
         used = head.used(offer.predicted)
         like = {key: value for key, value in head.named_parameters() if key in used}
         check_weights("another silo", offer.head, like=like)
@@ -110,18 +110,33 @@ class ExchangingSilo(SiloBase):
             raise FederationError(f"{self.name} is to learn from an exchange it had no part in")
         batch, noise = self._pending
         self._pending = None
+        own = dict(self.learner.head.named_parameters())
+        like = {key: own[key] for key in others.gradient if key in own}
+        check_weights("the server", others.gradient, like)
         scale = self.exchange_weight / len(batch)
         cross = {key: value * scale for key, value in others.gradient.items()}
         return Progress(self.learner.step(batch, noise, cross))
 
 
-def _check_inputs(offer: Offer, learner: NeighbourGenerator) -> None:
-    """Refuse another silo's inputs if they cannot be what they should be."""
+def _check_inputs(offer: Offer, learner: NeighbourGenerator, min_batch: int) -> None:
+    """Refuse another silo's inputs if they cannot be what they should be.
+
+    The smallest batch too: it protects the silo that is asked, so that silo sees to it.
+    """
     rows = len(offer.predicted) if offer.predicted.dim() == 1 else -1
     if offer.inputs.shape != (rows, learner.embedding) or offer.inputs.dtype != torch.float32:
         raise FederationError("another silo offered embeddings of another shape or type")
-    if offer.predicted.dtype != torch.int64 or bool((offer.predicted < 1).any()):
-        raise FederationError("another silo offered numbers of neighbours that are none")
+    if rows < min_batch:
+        raise FederationError(
+            f"another silo offered {rows} nodes, fewer than min_batch={min_batch}: with so few, "
+            "the gradient would reveal this silo's rows"
+        )
+    most = learner.neighbours
+    outside = (offer.predicted < 1) | (offer.predicted > most)
+    if offer.predicted.dtype != torch.int64 or bool(outside.any()):
+        raise FederationError(
+            f"another silo offered numbers of neighbours that are not between 1 and {most}"
+        )
     if not bool(torch.isfinite(offer.inputs).all()):
         raise FederationError("another silo offered embeddings that are NaN or infinite")
 

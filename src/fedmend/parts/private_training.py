@@ -134,14 +134,16 @@ def private_gradients(
     clip: float,
     noise: float,
     generator: torch.Generator,
+    dropout: torch.Generator | None = None,
     mended: Tensor | None = None,
 ) -> Tensor:
     """Give the model the gradients of a DP-SGD step; returns the batch's mean loss, unclipped.
 
-    noise: standard deviation of the noise in units of the clipping norm.
+    noise: standard deviation of the noise in units of the clipping norm. generator, dropout: draw
+    the noise, and what is dropped.
     """
     with _Watching(model) as watching:
-        scores = model(features, around.hops, None, mended)
+        scores = model(features, around.hops, dropout, mended)
     losses = F.cross_entropy(scores, labels, reduction="none")
     norms = term_norms(watching.seen, losses, around.tree)
     scale = (clip / norms.clamp(min=1e-12)).clamp(max=1.0)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 from torch import Tensor
 
 from fedmend.parts.nearest import nearest_rows
+
+_alone = Lock()
+"""Limits of threads and warning filters are the process's: one silo after another changes them."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,14 @@ def prototypes(embeddings: Tensor, clusters: int, min_size: int, seed: int) -> P
     """
     # Imported here: scikit-learn takes longer to load than most commands to run.
     from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits
 
     possible = max(1, min(clusters, len(embeddings) // max(1, min_size)))
     # One thread: another number of them would add up in another order.
-    with threadpool_limits(1):
+    with _alone, threadpool_limits(1), warnings.catch_warnings():
+        # Fewer different embeddings than clusters: the server says it when C shrinks.
+        warnings.simplefilter("ignore", ConvergenceWarning)
         fitted = KMeans(possible, n_init=4, random_state=seed % 2**32).fit(embeddings.numpy())
     cluster = torch.from_numpy(fitted.labels_).long()
     return _merged(embeddings, cluster, min_size)

@@ -1,0 +1,289 @@
+"""FedSage+: what it reduces to, what it mends, and silos that are hard to mend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmend.data.partition import Partition
+from fedmend.engines.inprocess import Fault
+from fedmend.errors import FederationError
+from fedmend.federation import Nothing
+from fedmend.graph import Graph
+from fedmend.methods.fedsage_plus import FedSagePlusSettings, NeighGen, Silo
+from fedmend.run import Result, train
+from tests.tiny import QUICK, same_weights, tiny_graph, tiny_partition
+
+PARTITION = tiny_partition()
+SMALL: dict[str, Any] = {
+    **QUICK,
+    "dropout": 0.2,
+    "neighbours": 2,
+    "hide": 0.4,
+    "embedding": 4,
+    "generator_hidden": 5,
+    "generator_width": 6,
+    "generator_epochs": 2,
+    "generator_rounds": 2,
+    "min_batch": 1,
+}
+ALONE = {key: value for key, value in SMALL.items() if key not in ("generator_rounds", "min_batch")}
+
+
+def without(settings: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in names}
+
+
+def silo_of(graph: Graph, **others: Any) -> Silo:
+    return Silo("silo", graph, FedSagePlusSettings(**{**SMALL, **others}), 0)
+
+
+def generated(result: Result) -> float:
+    return result.history["mending"][1]["generated"]
+
+
+# Reductions
+
+
+def test_without_neighbours_it_is_fedsage() -> None:
+    plain = train("fedsage", PARTITION, **QUICK, dropout=0.2)
+    found = train("fedsage+", PARTITION, **{**SMALL, "neighbours": 0})
+    assert same_weights(found.weights, plain.weights)
+    assert found.history == plain.history
+    assert found.ledger.to_csv() == plain.ledger.to_csv()
+    assert found.scores == plain.scores
+    mended = train("fedsage+", PARTITION, **SMALL)
+    assert generated(mended) > 0
+    assert not same_weights(mended.weights, plain.weights)
+
+
+def test_where_nothing_is_generated_it_is_fedsage_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All phases take place, and what they draw is none of FedSage's business."""
+    monkeypatch.setattr(
+        NeighGen, "rounded", lambda self, predicted: torch.zeros_like(predicted).long()
+    )
+    plain = train("fedsage", PARTITION, **QUICK, dropout=0.2)
+    found = train("fedsage+", PARTITION, **SMALL)
+    assert generated(found) == 0
+    assert same_weights(found.weights, plain.weights)
+    assert found.history["training"] == plain.history["training"]
+
+
+def test_local_plus_without_neighbours_is_local() -> None:
+    plain = train("local", PARTITION, **QUICK, dropout=0.2)
+    found = train("local+", PARTITION, **{**ALONE, "neighbours": 0})
+    assert found.history == plain.history
+    assert all(same_weights(found.own[name], plain.own[name]) for name in PARTITION.names)
+    mended = train("local+", PARTITION, **ALONE)
+    assert generated(mended) > 0
+    assert not all(same_weights(mended.own[name], plain.own[name]) for name in PARTITION.names)
+
+
+@pytest.mark.parametrize("change", [{"alpha": 0.0}, {"generator_rounds": 0}, {"silos": 1}])
+def test_no_peer_is_needed(change: dict[str, Any]) -> None:
+    """Without weight, rounds or others there is no exchange: the generators learn alone."""
+    partition = tiny_partition(1) if "silos" in change else PARTITION
+    result = train("fedsage+", partition, **{**SMALL, **without(change, "silos")})
+    assert "generator exchange" not in result.history
+    assert not [e for e in result.ledger.entries if e.message == "head_exchange.Offer"]
+    assert generated(result) > 0
+
+
+def test_exchange_changes_what_is_generated() -> None:
+    with_others, weighted, alone = (
+        train("fedsage+", PARTITION, **{**SMALL, "alpha": alpha}).weights
+        for alpha in (1.0, 100.0, 1e-9)
+    )
+    assert not same_weights(with_others, alone)
+    assert not same_weights(with_others, weighted)
+
+
+def test_first_half_of_both_is_the_same() -> None:
+    """local+ is one silo's half of FedSage+: without exchange the mended graphs are the same."""
+    plus = train("fedsage+", PARTITION, **{**SMALL, "alpha": 0.0})
+    local = train("local+", PARTITION, **ALONE)
+    assert plus.history["generators alone"] == local.history["generators alone"]
+    assert generated(plus) == generated(local)
+
+
+# Mending
+
+
+def test_a_silo_mends_its_graph_once() -> None:
+    graph = tiny_graph(30)
+    silo = silo_of(graph)
+    silo.learn_alone(Nothing())
+    before, x = silo.local.train_nodes, graph.x.clone()
+    count = silo.mend(Nothing()).generated
+    assert count == silo.local.graph.num_nodes - 30 > 0
+    assert torch.equal(silo.local.graph.x[:30], x)
+    assert torch.equal(silo.local.train_nodes, before)
+    assert int(silo.local.graph.degree[30:].max()) == 1
+    assert silo.local.validate()[1] == int(graph.val_mask.sum())
+    assert silo.generated is not None
+    assert int(torch.bincount(silo.generated[1]).max()) <= 2, "at most k"
+    assert float(silo.generated[0].abs().max()) <= 1.0, "tanh"
+    with pytest.raises(FederationError, match="silo has mended its graph: its generator is gone"):
+        silo.learn_alone(Nothing())
+
+
+def test_a_generator_that_never_learned_mends_nothing() -> None:
+    silo = silo_of(tiny_graph(30))
+    assert silo.mend(Nothing()).generated == 0
+    result = train(
+        "fedsage+",
+        PARTITION,
+        faults=[
+            Fault("silo-1", phase=phase) for phase in ("generators alone", "generator exchange")
+        ],
+        **SMALL,
+    )
+    assert generated(result) > 0
+
+
+def test_a_silo_lost_in_mending_trains_on_what_it_has() -> None:
+    everyone = generated(train("fedsage+", PARTITION, **SMALL))
+    result = train("fedsage+", PARTITION, faults=[Fault("silo-1", phase="mending")], **SMALL)
+    assert 0 < generated(result) < everyone
+
+
+def test_noise_in_mending_is_an_option() -> None:
+    made = []
+    for noise in (False, False, True):
+        silo = silo_of(tiny_graph(30), noise_in_mending=noise)
+        silo.learn_alone(Nothing())
+        made.append(silo.learner.generate())
+    assert torch.equal(made[0][0], made[1][0])
+    assert torch.equal(made[0][1], made[2][1])
+    assert not torch.equal(made[0][0], made[2][0])
+
+
+def test_linear_output_reaches_beyond_one() -> None:
+    silo = silo_of(tiny_graph(30), generator_output="linear", generator_lr=0.05)
+    for _ in range(20):
+        silo.learn_alone(Nothing())
+    made, _ = silo.learner.generate()
+    assert float(made.abs().max()) > 1.0
+
+
+@pytest.mark.parametrize("batch", [0, 1, 7, 10**6])
+def test_batches_of_the_generator(batch: int) -> None:
+    silo = silo_of(tiny_graph(30), generator_batch=batch)
+    nodes = silo.learner.impaired.graph.num_nodes
+    drawn, noise = silo.learner.draw_batch()
+    assert len(drawn) == len(noise) == (min(batch, nodes) if batch else nodes)
+    assert len(set(drawn.tolist())) == len(drawn)
+    assert silo.learner.steps_per_epoch == (-(-nodes // batch) if batch else 1)
+    assert silo.learn_alone(Nothing()).loss > 0
+
+
+def test_generator_learns() -> None:
+    silo = silo_of(tiny_graph(60), generator_lr=0.01)
+    first = silo.learn_alone(Nothing()).loss
+    for _ in range(10):
+        last = silo.learn_alone(Nothing()).loss
+    assert last < 0.8 * first
+
+
+def test_sparse_features_are_mended_as_dense_ones_are() -> None:
+    graph = tiny_graph(40, sparse=True)
+    dense = Graph(
+        graph.x.to_dense(),
+        graph.edges,
+        graph.y,
+        train_mask=graph.train_mask,
+        val_mask=graph.val_mask,
+        test_mask=graph.test_mask,
+        label_names=graph.label_names,
+    )
+    made = []
+    for each in (graph, dense):
+        silo = silo_of(each)
+        silo.learn_alone(Nothing())
+        made.append(silo.learner.generate())
+    assert torch.equal(made[0][1], made[1][1])
+    torch.testing.assert_close(made[0][0], made[1][0], atol=1e-4, rtol=1e-4)
+
+
+# Silos that are hard to mend
+
+
+def by_hand(*graphs: Graph) -> Partition:
+    return Partition({f"silo-{i}": graph for i, graph in enumerate(graphs)}, "by hand", None)
+
+
+def changed(graph: Graph, **others: Any) -> Graph:
+    given: dict[str, Any] = {
+        "x": graph.x,
+        "edges": graph.edges,
+        "y": graph.y,
+        "train_mask": graph.train_mask,
+        "val_mask": graph.val_mask,
+        "test_mask": graph.test_mask,
+        "label_names": graph.label_names,
+    }
+    return Graph(**{**given, **others})
+
+
+def hard_silos() -> dict[str, Graph]:
+    graph = tiny_graph(24)
+    alone = graph.edges[:, (graph.edges != 0).all(0)]
+    roles = [torch.zeros(24, dtype=torch.bool) for _ in range(3)]
+    roles[0][3] = True  # one training node: in half of the draws it is hidden
+    roles[1][4] = roles[2][5] = True
+    one_class = graph.y == 0
+    return {
+        "no edges at all": changed(graph, edges=np.zeros((2, 0), dtype=np.int64)),
+        "an isolated node": changed(graph, edges=alone),
+        "one training node": changed(
+            graph, **dict(zip(("train_mask", "val_mask", "test_mask"), roles, strict=True))
+        ),
+        "a missing class": graph.subgraph(torch.nonzero(~one_class)[:, 0]),
+        "two nodes": changed(
+            tiny_graph(24).subgraph(torch.tensor([0, 1])),
+            train_mask=torch.tensor([True, False]),
+            val_mask=None,
+            test_mask=None,
+        ),
+    }
+
+
+METHODS = ["fedsage+", "local+", "feddep", "feddep-no-dgen", "feddep-no-proto"]
+
+
+@pytest.mark.parametrize("what", hard_silos())
+@pytest.mark.parametrize("method", METHODS)
+def test_hard_silos(method: str, what: str) -> None:
+    partition = by_hand(tiny_graph(24, seed=3), hard_silos()[what], tiny_graph(24, seed=4))
+    settings = {**GENERATOR_OF[method]}
+    for hide in (0.0, 0.9):  # nothing is hidden: nobody lost anything; and nearly everything is
+        result = train(method, partition, **{**settings, "hide": hide})
+        assert len(result.history["training"]) >= 3
+        for weights in (result.weights, *result.own.values()):
+            assert all(bool(torch.isfinite(each).all()) for each in (weights or {}).values())
+
+
+FEDDEP = {**without(SMALL, "generator_width", "generator_rounds"), "encoder_epochs": 1}
+GENERATOR_OF = {
+    "fedsage+": SMALL,
+    "local+": ALONE,
+    "feddep": FEDDEP,
+    "feddep-no-dgen": FEDDEP,
+    "feddep-no-proto": FEDDEP,
+}
+
+
+def test_impaired_graph_without_training_nodes_still_teaches_the_generator() -> None:
+    graph = hard_silos()["one training node"]
+    for seed in range(20):
+        silo = Silo("silo", graph, FedSagePlusSettings(**SMALL), seed)
+        if not bool(silo.learner.impaired.graph.train_mask.any()):
+            before = [each.clone() for each in silo.learner.head.parameters()]
+            assert silo.learn_alone(Nothing()).loss > 0
+            after = list(silo.learner.head.parameters())
+            assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+            return
+    raise AssertionError("no seed hides the training node")

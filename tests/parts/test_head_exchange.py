@@ -1,0 +1,324 @@
+"""The exchange of gradients between generators: what arrives, what is refused, what is said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedmend.engines import wire
+from fedmend.engines.inprocess import InProcess
+from fedmend.errors import FederationError
+from fedmend.federation import Nothing, Schema, SiloLost
+from fedmend.methods import fedsage_plus
+from fedmend.methods.fedsage_plus import FedSagePlusSettings
+from fedmend.parts.head_exchange import HeadGradient, Offer, exchange
+from fedmend.run import train
+from tests.tiny import QUICK, tiny_partition
+
+PARTITION = tiny_partition()
+OPTIONS: dict[str, Any] = {
+    **QUICK,
+    "neighbours": 3,
+    "hide": 0.4,
+    "embedding": 4,
+    "generator_hidden": 5,
+    "generator_width": 6,
+    "generator_epochs": 1,
+    "generator_rounds": 2,
+    "min_batch": 2,
+}
+SETTINGS = FedSagePlusSettings(**OPTIONS)
+SCHEMA = Schema(6, PARTITION.silos["silo-0"].label_names)
+
+
+def silos(
+    settings: FedSagePlusSettings = SETTINGS, kind: type[fedsage_plus.Silo] = fedsage_plus.Silo
+) -> dict[str, fedsage_plus.Silo]:
+    made = {name: kind(name, graph, settings, 0) for name, graph in PARTITION.silos.items()}
+    for silo in made.values():
+        with torch.no_grad():  # so that there is something to offer: one, two and three neighbours
+            silo.learner.number.bias.fill_(1.7)
+            silo.learner.number.weight.mul_(3)
+    return made
+
+
+def offer_of(silo: fedsage_plus.Silo) -> Offer:
+    offer: Offer = wire.decode(wire.encode(silo.offer_head(Nothing())).data)
+    assert offer.head
+    return offer
+
+
+def cross_term(weights: Mapping[str, Tensor], offer: Offer, x: Tensor) -> Tensor:
+    """Eq. (6)'s term of one other silo, by loops, as everybody's data in one place would give."""
+    total = torch.zeros(())
+    for z, count in zip(offer.inputs, offer.predicted.tolist(), strict=True):
+        h = z
+        for layer in range(2):
+            h = torch.relu(h @ weights[f"hidden.{layer}"] + weights[f"hidden_bias.{layer}"])
+        for slot in range(count):
+            made = torch.tanh(h @ weights[f"last.{slot}"] + weights[f"last_bias.{slot}"])
+            total = total + min(((made - row) ** 2).sum() for row in x)
+    return total
+
+
+def test_gradient_is_that_of_the_cross_term() -> None:
+    made = silos()
+    offer = offer_of(made["silo-0"])
+    assert len(set(offer.predicted.tolist())) > 1
+    found = made["silo-1"].measure(offer).gradient
+    weights = {key: value.detach().clone().requires_grad_() for key, value in offer.head.items()}
+    cross_term(weights, offer, PARTITION.silos["silo-1"].x).backward()  # type: ignore[no-untyped-call]  # torch's
+    assert found.keys() == weights.keys()
+    for key, value in weights.items():
+        torch.testing.assert_close(found[key], value.grad)
+
+
+class Listening(InProcess[Any]):
+    """An engine that keeps what is exchanged, and can lose a silo in a single step."""
+
+    lose: tuple[str, str] = ("", "")
+
+    def _exchange(
+        self, step: str, requests: Mapping[str, bytes]
+    ) -> Mapping[str, wire.Encoded | SiloLost]:
+        answers = dict(super()._exchange(step, requests))
+        for name in answers:
+            if (step, name) == self.lose:
+                answers[name] = SiloLost(name, "it does not answer")
+        self.heard = getattr(self, "heard", [])
+        for name, request in requests.items():
+            answer = answers[name]
+            reply = None if isinstance(answer, SiloLost) else wire.decode(answer.data)
+            self.heard.append((step, name, wire.decode(request), reply))
+        return answers
+
+
+def one_round(
+    lose: tuple[str, str] = ("", ""), kind: type[fedsage_plus.Silo] = fedsage_plus.Silo
+) -> Listening:
+    engine = Listening(silos(SETTINGS, kind).values(), SCHEMA, 0, workers=1)
+    engine.lose = lose
+    with engine:
+        for number in engine.rounds(1, Nothing(), "exchange"):
+            exchange(engine, number, 1, SETTINGS.min_batch)
+    return engine
+
+
+def gradients(engine: Listening, name: str) -> tuple[list[Any], Any]:
+    """What the others found for a silo's head, and what reached that silo."""
+    head = next(
+        reply.head for step, who, _, reply in engine.heard if (step, who) == ("offer_head", name)
+    )
+    found = [
+        reply
+        for step, _, asked, reply in engine.heard
+        if step == "measure" and all(torch.equal(asked.head[key], head[key]) for key in head)
+    ]
+    got = next(asked for step, who, asked, _ in engine.heard if (step, who) == ("learn", name))
+    return found, got
+
+
+def test_server_adds_the_gradients_up() -> None:
+    engine = one_round()
+    for name in PARTITION.names:
+        found, got = gradients(engine, name)
+        assert len(found) == 2
+        for key, value in got.gradient.items():
+            assert torch.equal(value, found[0].gradient[key] + found[1].gradient[key])
+            assert not torch.equal(value, found[0].gradient[key])
+
+
+def test_a_lost_silos_term_is_left_out_and_said_so() -> None:
+    engine = one_round(lose=("measure", "silo-2"))
+    found, got = gradients(engine, "silo-0")
+    answered = [each for each in found if each is not None]
+    assert len(answered) == 1
+    for key, value in got.gradient.items():
+        assert torch.equal(value, answered[0].gradient[key])
+    assert "silo-2 is left out of what silo-0's generator learns from" in engine.sentences
+    assert "silo-2 is left out of what silo-1's generator learns from" in engine.sentences
+    # Silo 2 itself still learns from the others.
+    assert len([each for each in gradients(engine, "silo-2")[0] if each is not None]) == 2
+
+
+def test_one_step_takes_own_and_others_gradient_once() -> None:
+    """The step's gradient is the own loss's plus alpha times the sum over the batch's size."""
+    seen: dict[str, dict[str, Tensor]] = {}
+    for alpha in (0.0, 0.5):
+        silo = silos(replace(SETTINGS, alpha=alpha))["silo-0"]
+        offer = offer_of(silo)
+        cross = silos()["silo-1"].measure(offer)
+        learner = silo.learner
+
+        def keep(learner: Any = learner, alpha: float = alpha) -> None:
+            seen[str(alpha)] = {
+                key: each.grad.clone()
+                for key, each in learner.head.named_parameters()
+                if each.grad is not None
+            }
+
+        learner._optimizer.step = keep  # type: ignore[method-assign]  # looks on
+        silo.learn(cross)
+    nodes = silo.learner.impaired.graph.num_nodes
+    for key, value in cross.gradient.items():
+        expected = seen["0.0"][key] + 0.5 * value / nodes
+        torch.testing.assert_close(seen["0.5"][key], expected)
+        assert not torch.equal(seen["0.5"][key], seen["0.0"][key])
+
+
+def test_learning_twice_from_one_exchange_is_refused() -> None:
+    silo = silos()["silo-0"]
+    with pytest.raises(FederationError, match="silo-0 is to learn from an exchange it had no part"):
+        silo.learn(HeadGradient({}))
+
+
+def changed_head(offer: Offer, key: str, value: Tensor) -> Offer:
+    return replace(offer, head={**offer.head, key: value})
+
+
+def with_first(values: Tensor, first: float) -> Tensor:
+    return torch.cat([torch.full_like(values[:1], first), values[1:]])
+
+
+HOSTILE: dict[str, tuple[Any, str]] = {
+    "inputs of another width": (
+        lambda o: replace(o, inputs=torch.zeros(len(o.inputs), 5)),
+        "embeddings of another shape or type",
+    ),
+    "fewer inputs than numbers": (
+        lambda o: replace(o, inputs=o.inputs[1:]),
+        "embeddings of another shape or type",
+    ),
+    "inputs of another type": (
+        lambda o: replace(o, inputs=o.inputs.double()),
+        "embeddings of another shape or type",
+    ),
+    "numbers in two dimensions": (
+        lambda o: replace(o, predicted=o.predicted[:, None]),
+        "embeddings of another shape or type",
+    ),
+    "NaN inputs": (
+        lambda o: replace(o, inputs=with_first(o.inputs, math.nan)),
+        "embeddings that are NaN or infinite",
+    ),
+    "infinite inputs": (
+        lambda o: replace(o, inputs=with_first(o.inputs, math.inf)),
+        "embeddings that are NaN or infinite",
+    ),
+    "no neighbour": (
+        lambda o: replace(o, predicted=with_first(o.predicted, 0)),
+        "not between 1 and 3",
+    ),
+    "too many neighbours": (
+        lambda o: replace(o, predicted=with_first(o.predicted, 4)),
+        "not between 1 and 3",
+    ),
+    "numbers that are not whole": (
+        lambda o: replace(o, predicted=o.predicted.float()),
+        "not between 1 and 3",
+    ),
+    "too few nodes": (
+        lambda o: replace(o, inputs=o.inputs[:1], predicted=o.predicted[:1]),
+        "1 nodes, fewer than min_batch=2",
+    ),
+    "nobody": (
+        lambda o: Offer({}, o.inputs[:0], o.predicted[:0]),
+        "0 nodes, fewer than min_batch=2",
+    ),
+    "a weight too many": (
+        lambda o: changed_head(o, "other", torch.zeros(1)),
+        "weights of another model",
+    ),
+    "a weight of another shape": (
+        lambda o: changed_head(o, "last.0", torch.zeros(6, 7)),
+        r"sent last.0 as \(6, 7\)",
+    ),
+    "a NaN weight": (
+        lambda o: changed_head(o, "hidden.0", torch.full((4, 5), math.nan)),
+        "NaN or infinite",
+    ),
+    "a weight missing": (
+        lambda o: replace(o, head={k: v for k, v in o.head.items() if k != "last.0"}),
+        "weights of another model",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_offers_are_refused(what: str) -> None:
+    change, text = HOSTILE[what]
+    made = silos()
+    with pytest.raises(FederationError, match=text):
+        made["silo-1"].measure(change(offer_of(made["silo-0"])))
+
+
+@pytest.mark.parametrize(
+    ("gradient", "text"),
+    [
+        ({"other": torch.zeros(1)}, "the server sent the weights of another model"),
+        ({"last.0": torch.zeros(2, 2)}, r"the server sent last.0 as \(2, 2\)"),
+        ({"hidden.0": torch.full((4, 5), math.nan)}, "the server sent .* NaN"),
+    ],
+)
+def test_hostile_gradients_are_refused(gradient: dict[str, Tensor], text: str) -> None:
+    silo = silos()["silo-0"]
+    silo.offer_head(Nothing())
+    with pytest.raises(FederationError, match=text):
+        silo.learn(HeadGradient(gradient))
+
+
+class Careless(fedsage_plus.Silo):
+    """A silo that answers with a part of the gradient."""
+
+    def measure(self, offer: Offer) -> HeadGradient:
+        return HeadGradient({key: value[:1] for key, value in offer.head.items()})
+
+
+def test_a_silos_bad_gradient_is_refused_by_the_server() -> None:
+    with pytest.raises(FederationError, match=r"silo-1 sent .* as"):
+        one_round(kind=Careless)
+
+
+def test_two_silos_are_told_what_they_reveal() -> None:
+    two, three = (
+        train("fedsage+", tiny_partition(silos), **OPTIONS).record["said"] for silos in (2, 3)
+    )
+    assert [said for said in two if "with two silos the exchange hands each one" in said]
+    assert not [said for said in three if "with two silos" in said]
+
+
+def test_too_few_nodes_learn_alone_and_it_is_said() -> None:
+    result = train("fedsage+", PARTITION, **{**OPTIONS, "min_batch": 1000})
+    for name in PARTITION.names:
+        assert (
+            f"{name} has fewer than min_batch=1000 nodes with a predicted missing neighbour: "
+            "while that is so, its generator learns alone"
+        ) in result.record["said"]
+    kinds = {entry.kind for entry in result.ledger.entries if entry.phase == "generator exchange"}
+    assert "gradients" not in kinds
+    assert "embeddings" not in kinds
+    assert len(result.history["generator exchange"]) == 2
+
+
+def test_an_offer_below_the_minimum_holds_nothing() -> None:
+    silo = silos(replace(SETTINGS, min_batch=1000))["silo-0"]
+    offer = silo.offer_head(Nothing())
+    assert offer.head == {}
+    assert len(offer.inputs) == len(offer.predicted) == 0
+
+
+def test_an_offer_tells_of_no_node_without_a_predicted_neighbour() -> None:
+    silo = silos()["silo-0"]
+    learner = silo.learner
+    with torch.no_grad():  # about half of the nodes miss one
+        values = learner.embeddings() @ learner.number.weight
+        learner.number.bias.fill_(0.5 - float(values.median()))
+    offer = silo.offer_head(Nothing())
+    assert 2 <= len(offer.predicted) < silo.learner.impaired.graph.num_nodes
+    assert int(offer.predicted.min()) >= 1

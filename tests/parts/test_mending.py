@@ -1,0 +1,139 @@
+"""Mended graphs: generated neighbours are real, and nothing else changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedmend.data.sampling import whole_graph_hop
+from fedmend.graph import Graph, is_sparse
+from fedmend.models.backbones import Backbone, ModelShape, build
+from fedmend.models.features import Features, MendedFeatures
+from fedmend.parts.mending import mended, mended_hops
+from tests.tiny import tiny_graph
+
+OWNERS = torch.tensor([5, 0, 5, 19])  # node 5 gets two; the order is not theirs
+BACKBONES = ["sage", "gcn", "gat", "fused-sage", "fused-paper"]
+HEARING = pytest.mark.parametrize("backbone", BACKBONES)
+SPARSE = pytest.mark.parametrize("sparse", [False, True])
+
+
+def generated(seed: int = 0) -> Tensor:
+    return torch.randn(len(OWNERS), 6, generator=torch.Generator().manual_seed(seed))
+
+
+def model_of(backbone: str, layers: int = 2) -> Backbone:
+    shape = ModelShape(backbone, 6, 3, hidden=8, layers=layers, heads=2, dropout=0.0)
+    return build(shape, torch.Generator().manual_seed(3))
+
+
+def scores(model: Backbone, graph: Graph) -> Tensor:
+    out: Tensor = model(Features(graph.x), [whole_graph_hop(graph)] * len(model.layers))
+    return out
+
+
+def dense(x: Tensor) -> Tensor:
+    return x.to_dense() if is_sparse(x) else x
+
+
+def edge_set(graph: Graph) -> set[tuple[int, int]]:
+    source = torch.repeat_interleave(torch.arange(graph.num_nodes), graph.degree)
+    return set(zip(source.tolist(), graph.col.tolist(), strict=True))
+
+
+@SPARSE
+def test_original_nodes_stay_as_they_are(sparse: bool) -> None:
+    graph = tiny_graph(20, sparse=sparse)
+    before = dense(graph.x).clone(), edge_set(graph)
+    found = mended(graph, OWNERS, generated())
+    assert is_sparse(found.x) == sparse
+    assert torch.equal(dense(found.x)[:20], before[0])
+    assert torch.equal(dense(found.x)[20:], generated())
+    inside = {(a, b) for a, b in edge_set(found) if a < 20 and b < 20}
+    assert inside == before[1]
+    assert edge_set(graph) == before[1], "the graph itself is untouched"
+    for name in ("y", "train_mask", "val_mask", "test_mask"):
+        assert torch.equal(getattr(found, name)[:20], getattr(graph, name))
+    assert found.label_names == graph.label_names
+
+
+@SPARSE
+def test_generated_nodes_have_one_undirected_edge_and_no_role(sparse: bool) -> None:
+    found = mended(tiny_graph(20, sparse=sparse), OWNERS, generated())
+    assert found.num_nodes == 24
+    for number, owner in enumerate(OWNERS.tolist()):
+        new = 20 + number
+        assert found.col[found.rowptr[new] : found.rowptr[new + 1]].tolist() == [owner]
+        assert (owner, new) in edge_set(found)
+    assert found.y[20:].tolist() == [-1] * 4
+    roles = found.train_mask | found.val_mask | found.test_mask
+    assert not bool(roles[20:].any())
+
+
+def test_nothing_generated_is_the_same_graph() -> None:
+    graph = tiny_graph(20)
+    assert mended(graph, OWNERS[:0], generated()[:0]) is graph
+
+
+@HEARING
+def test_a_generated_neighbour_changes_its_nodes_logits(backbone: str) -> None:
+    """In two public ports of FedSage+ it does not: their mended edges run one way."""
+    graph, model = tiny_graph(20), model_of(backbone, layers=1)
+    before, after = scores(model, graph), scores(model, mended(graph, OWNERS, generated()))[:20]
+    changed = (before - after).abs().amax(1) > 1e-4
+    near = set(OWNERS.tolist())
+    if backbone == "gcn":  # a node's weight in its neighbours' sums has to do with its degree
+        near |= {b for a, b in edge_set(graph) if a in near}
+    if backbone == "fused-paper":  # which has one dense layer before: still one hop
+        assert model.input is not None
+    assert set(torch.nonzero(changed)[:, 0].tolist()) == near
+
+
+@SPARSE
+@HEARING
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_hops_without_a_graph_are_the_mended_graphs(
+    backbone: str, layers: int, sparse: bool
+) -> None:
+    graph, model = tiny_graph(20, sparse=sparse), model_of(backbone, layers)
+    nodes = torch.tensor([19, 5, 0, 7, 7])
+    expected = scores(model, mended(graph, OWNERS, generated()))[nodes]
+    features = MendedFeatures(Features(graph.x, reused=True), generated())
+    found = model(features, mended_hops(graph, OWNERS, nodes, layers))
+    torch.testing.assert_close(found, expected)
+
+
+@SPARSE
+@HEARING
+def test_gradient_of_generated_rows_is_autograds(backbone: str, sparse: bool) -> None:
+    """Against the same network on one dense matrix that asks for its gradient."""
+    graph, model = tiny_graph(20, sparse=sparse), model_of(backbone)
+    nodes, made = torch.arange(20), generated().requires_grad_()
+    features = MendedFeatures(Features(graph.x, reused=True), made)
+    model(features, mended_hops(graph, OWNERS, nodes, 2)).square().sum().backward()
+    got = {key: each.grad for key, each in model.named_parameters()}
+    model.zero_grad()
+    whole = mended(graph, OWNERS, generated())
+    everything = dense(whole.x).clone().requires_grad_()
+    hop = whole_graph_hop(whole)
+    out: Any = model(Features(everything), [hop, hop])
+    out[:20].square().sum().backward()
+    assert made.grad is not None
+    assert everything.grad is not None
+    assert float(made.grad.abs().sum()) > 0
+    torch.testing.assert_close(made.grad, everything.grad[20:])
+    for key, each in model.named_parameters():
+        torch.testing.assert_close(got[key], each.grad)
+
+
+def test_nothing_is_kept_from_one_step_to_the_next() -> None:
+    """Other generated neighbours in the next step: the first layer must hear them."""
+    graph, model = tiny_graph(20), model_of("sage")
+    own, nodes = Features(graph.x, reused=True), torch.arange(20)
+    for seed in (0, 1):
+        found = model(MendedFeatures(own, generated(seed)), mended_hops(graph, OWNERS, nodes, 2))
+        expected = scores(model, mended(graph, OWNERS, generated(seed)))[:20]
+        torch.testing.assert_close(found, expected)
