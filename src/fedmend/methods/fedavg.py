@@ -94,13 +94,26 @@ class Silo(SiloBase):
 
 @dataclass
 class Training(Selection):
-    """The server's memory between rounds."""
+    """The server's memory between rounds.
+
+    done: rounds so far. improved: the first round of the best accuracy; equals do not count here.
+    """
 
     weights: dict[str, Tensor]
     best: dict[str, Tensor] = field(default_factory=dict)
     best_round: int = 0
     best_accuracy: float = 0.0
     done: int = 0
+    improved: int = 0
+
+    def offer(self, round: int, weights: dict[str, Tensor], accuracy: float) -> None:
+        if accuracy > self.best_accuracy:
+            self.improved = round
+        super().offer(round, weights, accuracy)
+
+    def waited(self, patience: int) -> bool:
+        """Whether the weights that were validated last are so many rounds past the best."""
+        return 0 < patience <= self.done - 1 - self.improved
 
 
 S = TypeVar("S", bound=Silo)
@@ -136,7 +149,7 @@ def train_rounds(silos: Federation[S], settings: FedAvgSettings, state: Training
         received = {name: update.weights for name, update in updates.items()}
         state.weights = weighted_mean(received, importance, like=state.weights)
         state.done = number
-        if settings.patience and number - 1 - state.best_round >= settings.patience:
+        if state.waited(settings.patience):
             silos.finish()
     finals = silos.ask(Silo.validate, Weights(state.weights)).enough(settings.min_silos)
     accuracy = share_right({name: (v.right, v.nodes) for name, v in finals.items()})

@@ -682,7 +682,7 @@ def train_rounds(silos: Federation[Silo], settings: FedGGRSettings, memory: Memo
             module.learn({name: update.gradient for name, update in updates.items()})
             module.save()
         memory.done = number
-        if settings.patience and number - 1 - memory.best_round >= settings.patience:
+        if memory.waited(settings.patience):
             silos.finish()
     if settings.global_width:
         module = module or GlobalModule(settings, memory)
