@@ -47,6 +47,7 @@ FEDGGR: dict[str, Any] = {
     "local_width": 5,
     "global_width": 3,
     "global_hidden": 6,
+    "global_dropout": 0.3,
     "autoencoder_epochs": 2,
     "autoencoder_rounds": 2,
 }

@@ -53,6 +53,7 @@ SMALL: dict[str, Any] = {
     "patience": 0,
 }
 PARTITION = tiny_partition()
+NONE = torch.zeros(0, 4)
 
 
 def federation(
@@ -212,7 +213,7 @@ def one_silo(settings: FedGGRSettings) -> tuple[Silo, GlobalRows]:
     schema = Schema(silo.graph.num_features, silo.graph.label_names)
     model = build(settings.shape(schema), torch.Generator().manual_seed(1))
     rows = torch.randn(silo.graph.num_nodes, 4, generator=torch.Generator().manual_seed(2))
-    return silo, GlobalRows({k: v.detach() for k, v in model.named_parameters()}, rows)
+    return silo, GlobalRows({k: v.detach() for k, v in model.named_parameters()}, rows, rows[:0])
 
 
 def test_the_last_local_epochs_gradient_is_returned() -> None:
@@ -223,7 +224,7 @@ def test_the_last_local_epochs_gradient_is_returned() -> None:
     assert torch.equal(again.train_split(start).gradient, after_one.gradient)
     # From where one epoch led, without its optimiser's memory: that does not touch gradients.
     fresh, _ = one_silo(FedGGRSettings(**SMALL))
-    second = fresh.train_split(GlobalRows(after_one.weights, start.rows))
+    second = fresh.train_split(GlobalRows(after_one.weights, start.rows, NONE))
     torch.testing.assert_close(two.gradient, second.gradient)
     assert not torch.allclose(two.gradient, after_one.gradient)
 
@@ -319,10 +320,10 @@ def test_a_silo_without_embeddings_trains_without_rows_and_is_asked_again() -> N
     assert len(memory.neighbours) == 60
     # A silo whose embeddings never come still trains.
     silo, start = one_silo(settings)
-    update = silo.train_split(GlobalRows(start.weights, torch.zeros(0, 4)))
+    update = silo.train_split(GlobalRows(start.weights, NONE, NONE))
     assert update.gradient.shape == (0, 4)
     zeros = one_silo(settings)[0].train_split(
-        GlobalRows(start.weights, torch.zeros(silo.graph.num_nodes, 4))
+        GlobalRows(start.weights, torch.zeros(silo.graph.num_nodes, 4), NONE)
     )
     assert update.loss == pytest.approx(zeros.loss)
 
@@ -386,7 +387,7 @@ def test_gradients_that_do_not_fit(monkeypatch: pytest.MonkeyPatch, sent: Tensor
 def test_rows_that_do_not_fit() -> None:
     silo, start = one_silo(FedGGRSettings(**SMALL))
     with pytest.raises(FederationError, match=r"silo-0 got rows of \(7, 4\) from the server"):
-        silo.train_split(GlobalRows(start.weights, start.rows[:7]))
+        silo.train_split(GlobalRows(start.weights, start.rows[:7], NONE))
 
 
 # The learned graph of a run
@@ -403,7 +404,7 @@ def test_neighbours_are_searched_when_it_is_due() -> None:
 def test_share_of_edges_that_cross_silos() -> None:
     memory = Memory({})
     memory.embeddings = {"a": torch.zeros(2, 4), "b": torch.zeros(1, 4)}
-    memory.module = learned().module
+    memory.module, memory.dropping = learned().module, torch.Generator().get_state()
     memory.neighbours = torch.tensor([[0, 1], [1, 2], [2, 0]])
     module = GlobalModule(FedGGRSettings(**SMALL), memory)
     assert module.crossing() == pytest.approx(2 / 3)
@@ -442,6 +443,28 @@ def test_autoencoders_averaged_or_alone_start_alike() -> None:
     averaged = learned(autoencoder_rounds=2)
     assert averaged.autoencoder
     assert not torch.equal(averaged.embeddings["silo-0"], learned().embeddings["silo-0"])
+
+
+def test_the_servers_dropout_is_for_training_alone() -> None:
+    settings = FedGGRSettings(**{**SMALL, "global_dropout": 0.5})
+    with federation(settings) as engine:
+        memory = fedggr.learn(engine, settings)
+        module = GlobalModule(settings, memory)
+        first, again = module.rows(), module.rows()
+        drawn, other = module.training_rows(), module.training_rows()
+    assert torch.equal(first["silo-0"], again["silo-0"])
+    assert not torch.equal(drawn["silo-0"], other["silo-0"])
+    assert not torch.equal(first["silo-0"], drawn["silo-0"])
+    assert not GlobalModule(FedGGRSettings(**SMALL), memory).training_rows()
+    # A silo validates with the first and trains with the second.
+    silo, start = one_silo(FedGGRSettings(**SMALL))
+    both = GlobalRows(start.weights, start.rows, torch.zeros_like(start.rows))
+    plain = one_silo(FedGGRSettings(**SMALL))[0].train_split(start)
+    zero = GlobalRows(start.weights, torch.zeros_like(start.rows), NONE)
+    without = one_silo(FedGGRSettings(**SMALL))[0].train_split(zero)
+    update = silo.train_split(both)
+    assert update.validation_right == plain.validation_right
+    assert update.loss == without.loss != plain.loss
 
 
 # Stopping early

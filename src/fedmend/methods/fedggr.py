@@ -91,6 +91,9 @@ class FedGGRSettings(fedavg.FedAvgSettings):
     global_width: int = setting(
         64, "width of Z_glob (F_g); 0 = no global module, plain FedAvg", low=0, high=10**5
     )
+    global_dropout: float = setting(
+        0.0, "share of embeddings and hidden values the server drops", low=0.0, high=0.99
+    )
     global_hidden: int = setting(64, "hidden width of the server's GCN", low=1, high=10**5)
     embedding: int = setting(64, "width of the uploaded embeddings (p)", low=1, high=10**5)
     neighbours: int = setting(15, "neighbours of a node in the learned graph (k)", low=1, high=1000)
@@ -161,10 +164,14 @@ class NodeEmbeddings:
 
 @message
 class GlobalRows:
-    """The shared model, and the rows of Z_glob of a silo's nodes; none if the server has none."""
+    """The shared model, and the rows of Z_glob of a silo's nodes; none if the server has none.
+
+    training_rows: those to train with, where dropout makes them others than those to predict with.
+    """
 
     weights: Annotated[dict[str, Tensor], Kind.WEIGHTS]
     rows: Annotated[Tensor, Kind.EMBEDDINGS]
+    training_rows: Annotated[Tensor, Kind.EMBEDDINGS]
 
 
 @message
@@ -330,6 +337,9 @@ class Silo(fedavg.Silo):
     def train_split(self, received: GlobalRows) -> SplitUpdate:
         checked = self.validate_split(received)
         settings, local = self.settings, self.local
+        if len(received.training_rows):
+            self._check(received.training_rows)
+            local.rows = received.training_rows.to(local.device)
         prox = settings.aggregation == "fedprox"
         loss = local.train(pull_towards(received.weights, settings.mu) if prox else None)
         gradient = received.rows if local.gradient is None else local.gradient.cpu()
@@ -360,14 +370,18 @@ class Silo(fedavg.Silo):
         return Nothing()
 
     def _take(self, received: GlobalRows) -> None:
-        rows, width = received.rows, self.settings.global_width
+        rows = received.rows
+        self._check(rows)
+        self.local.load(received.weights)
+        self.local.rows = rows.to(self.local.device) if rows.numel() else None
+
+    def _check(self, rows: Tensor) -> None:
+        width = self.settings.global_width
         if rows.shape not in ((0, width), (self.graph.num_nodes, width)):
             raise FederationError(
                 f"{self.name} got rows of {tuple(rows.shape)} from the server, expected "
                 f"{(self.graph.num_nodes, width)}"
             )
-        self.local.load(received.weights)
-        self.local.rows = rows.to(self.local.device) if rows.numel() else None
 
     def own_weights(self) -> dict[str, Tensor] | None:
         return self.best.weights or None
@@ -460,6 +474,7 @@ class Memory(fedavg.Training):
     """The server's memory, the same for all phases; what is kept per silo goes by its name.
 
     module, optimizer: the learned graph's weights and its optimiser's moments.
+    dropping: where the random stream of the server's dropout stands.
     neighbours: whom each node has chosen when they were last searched, silo after silo.
     best_rows, best_module, best_neighbours: Z_glob, module and neighbours of the best round.
     """
@@ -468,6 +483,7 @@ class Memory(fedavg.Training):
     embeddings: dict[str, Tensor] = field(default_factory=dict)
     module: dict[str, Tensor] = field(default_factory=dict)
     optimizer: dict[str, Tensor] = field(default_factory=dict)
+    dropping: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.uint8))
     neighbours: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     best_rows: dict[str, Tensor] = field(default_factory=dict)
     best_module: dict[str, Tensor] = field(default_factory=dict)
@@ -495,6 +511,8 @@ class GlobalModule:
             self._optimizer.restore(memory.optimizer)
         self._pairs: Pairs | None = None
         self._rows: Tensor | None = None
+        self._dropout = torch.Generator()
+        self._dropout.set_state(memory.dropping)
 
     @property
     def embeddings(self) -> Tensor:
@@ -516,7 +534,16 @@ class GlobalModule:
         """Z_glob (Eq. 8), by silo; what it took is kept for `learn`."""
         if self._pairs is None:
             self._pairs = Pairs(self._memory.neighbours)
-        self._rows = self.module(self.embeddings, self._pairs)
+        with torch.set_grad_enabled(not self._settings.global_dropout):
+            self._rows = self.module(self.embeddings, self._pairs)
+        return self._by_silo(self._rows.detach())
+
+    def training_rows(self) -> dict[str, Tensor]:
+        """The rows to learn from, where dropout makes them others than `rows`; else none."""
+        rate = self._settings.global_dropout
+        if not rate or self._pairs is None:
+            return {}
+        self._rows = self.module(self.embeddings, self._pairs, rate, self._dropout)
         return self._by_silo(self._rows.detach())
 
     def _by_silo(self, rows: Tensor) -> dict[str, Tensor]:
@@ -547,6 +574,7 @@ class GlobalModule:
         """Put what changed into the server's memory."""
         self._memory.module = dict(self.module.named_parameters())
         self._memory.optimizer = self._optimizer.state()
+        self._memory.dropping = self._dropout.get_state()
 
     def crossing(self) -> float:
         """The share of learned edges whose ends lie in different silos."""
@@ -589,6 +617,7 @@ def learn(silos: Federation[Silo], settings: FedGGRSettings) -> Memory:
     memory = Memory({key: each for key, each in weights.items() if settings.is_shared(key)})
     if settings.global_width:
         memory.module = initial_module(silos, settings)
+        memory.dropping = silos.stream("global dropout").get_state()
         pretrain(silos, settings, memory)
     train_rounds(silos, settings, memory)
     if settings.aggregation != "fedper":
@@ -656,6 +685,7 @@ def train_rounds(silos: Federation[Silo], settings: FedGGRSettings, memory: Memo
     """Rounds of split learning, each round's weights and rows offered to the selection."""
     module: GlobalModule | None = None
     rows: dict[str, Tensor] = {}
+    dropped: dict[str, Tensor] = {}
     for number in silos.rounds(settings.rounds, memory):
         if settings.global_width:
             module = module or GlobalModule(settings, memory)
@@ -663,7 +693,8 @@ def train_rounds(silos: Federation[Silo], settings: FedGGRSettings, memory: Memo
             if missing:
                 collect_embeddings(silos, settings, memory, missing)
             rows = global_rows(silos, module, settings, number)
-        messages = _rows_for(silos, settings, memory.weights, rows)
+            dropped = module.training_rows()
+        messages = _rows_for(silos, settings, memory.weights, rows, dropped)
         updates = silos.ask_each(Silo.train_split, messages).enough(settings.min_silos)
         accuracy = share_right(
             {name: (u.validation_right, u.validation_nodes) for name, u in updates.items()}
@@ -723,10 +754,15 @@ def _rows_for(
     settings: FedGGRSettings,
     weights: dict[str, Tensor],
     rows: Mapping[str, Tensor],
+    training_rows: Mapping[str, Tensor] | None = None,
 ) -> dict[str, GlobalRows]:
     """Every silo's message; a silo that the server has no rows for gets none."""
     none = torch.zeros(0, settings.global_width)
-    return {name: GlobalRows(weights, rows.get(name, none)) for name in silos.names}
+    others = training_rows or {}
+    return {
+        name: GlobalRows(weights, rows.get(name, none), others.get(name, none))
+        for name in silos.names
+    }
 
 
 def predict_new(
@@ -749,7 +785,7 @@ def predict_new(
         rows = module.module(everyone, Pairs(chosen))[len(old) :]
     parts = torch.split(rows, [len(reply.embeddings) for reply in replies.values()])
     messages = {
-        name: GlobalRows(memory.best, part.clone())
+        name: GlobalRows(memory.best, part.clone(), part[:0])
         for name, part in zip(replies, parts, strict=True)
     }
     silos.ask_each(Silo.predict_new, messages).enough(1)

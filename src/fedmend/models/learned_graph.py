@@ -152,8 +152,25 @@ class LearnedGraph(nn.Module):
         similar: Tensor = _Similarity.apply(self.points(embeddings), pairs)  # type: ignore[no-untyped-call]  # torch's
         return Adjacency(F.elu(SLOPE * similar - SLOPE) + 1.0, pairs, self.background)
 
-    def forward(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
-        """Z_glob: a row for every node, from its neighbours in the learned graph."""
+    def forward(
+        self,
+        embeddings: Tensor,
+        pairs: Pairs,
+        dropout: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Z_glob: a row for every node, from its neighbours in the learned graph.
+
+        dropout: share of embeddings and hidden values that are dropped, drawn from the generator.
+        """
         graph = self.adjacency(embeddings, pairs)
-        hidden = torch.relu(graph @ (embeddings @ self.first_weight) + self.first_bias)
-        return graph @ (hidden @ self.second_weight) + self.second_bias
+        told = _dropped(embeddings, dropout, generator) @ self.first_weight
+        hidden = torch.relu(graph @ told + self.first_bias)
+        told = _dropped(hidden, dropout, generator) @ self.second_weight
+        return graph @ told + self.second_bias
+
+
+def _dropped(h: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
+    if not rate:
+        return h
+    return h * (torch.rand(h.shape, generator=generator, dtype=h.dtype) >= rate) / (1.0 - rate)
