@@ -49,6 +49,7 @@ SMALL: dict[str, Any] = {
     "embedding": 4,
     "neighbours": 4,
     "autoencoder_epochs": 5,
+    "autoencoder_rounds": 0,
     "dropout": 0.0,
     "patience": 0,
 }

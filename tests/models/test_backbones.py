@@ -279,3 +279,16 @@ def test_joined_scores_are_a_linear_layer_on_both(backbone: str) -> None:
     torch.testing.assert_close(model(Features(GRAPH.x), hops, None, brought), expected[some])
     without = torch.cat([own, torch.zeros(30, 5)], 1) @ joint["joint.weight"] + joint["joint.bias"]
     torch.testing.assert_close(scores(model), without)
+
+
+def test_dropout_acts_on_what_is_brought_along() -> None:
+    shape = ModelShape("mlp", 6, 3, 8, 1, 1, 0.5, embedding=400, joined=4)
+    model = build(shape, seeded())
+    brought = torch.ones(30, 400)
+    hops = [whole_graph_hop(GRAPH)]
+    first, again = (model(Features(GRAPH.x), hops, seeded(1), brought) for _ in range(2))
+    plain = model.eval()(Features(GRAPH.x), hops, None, brought)
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, plain)
+    # What is kept is scaled up: on average nothing changes.
+    assert float((first - plain).detach().mean().abs()) < 0.3

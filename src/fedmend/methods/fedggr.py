@@ -21,12 +21,13 @@ Where this follows the released code, or neither it nor the paper:
   e^-6; that is kept, as an exact rank-one term (`background`).
 - The code sends labels to the server beside the embeddings. Here they never leave.
 - The autoencoders are one GCN layer each way, as in the code (the paper says two:
-  `autoencoder_layers`). All start from the same weights and may be averaged
-  (`autoencoder_rounds`): trained apart their axes have little in common, and similarity across
-  silos means little. The share of learned edges that cross silos stands in the history.
+  `autoencoder_layers`). All start from the same weights and are averaged (`autoencoder_rounds`;
+  0 = the paper's, each silo alone): trained apart their axes have little in common, and similarity
+  across silos means little. The share of learned edges that cross silos is in the history.
 - With Q > 1 the last local epoch's gradient is returned. With mini-batches it is the mean over
   the epoch's batches.
-- Dropout acts in the silos only: the rows that the server sends serve training and validation.
+- A silo's dropout acts on the rows it received as well. The server has none by default, so that
+  the same rows serve training and validation; with `global_dropout` it sends both kinds.
 - The weights of the best round and the rows that went with them are the result.
 - A silo that is lost in a round leaves its rows without a gradient for that round: an old one
   would belong to other weights. A silo whose embeddings have not arrived is asked for them again
@@ -106,7 +107,7 @@ class FedGGRSettings(fedavg.FedAvgSettings):
     autoencoder_epochs: int = setting(250, "steps on the whole graph it makes", low=0)
     autoencoder_lr: float = setting(0.03, "step size of the autoencoder", low=0.0)
     autoencoder_rounds: int = setting(
-        0, "rounds in which the autoencoders are averaged; 0 = each silo trains alone", low=0
+        25, "rounds in which the autoencoders are averaged; 0 = each silo trains alone", low=0
     )
     aggregation: str = setting(
         "fedavg",

@@ -118,7 +118,7 @@ class Backbone(nn.Module):
         """
         if self.joint is not None:
             own = self.scores(self.hidden(x, hops[:-1], generator), hops[-1])
-            return self._join(self.joint, own, hops, mended)
+            return self._join(self.joint, own, hops, mended, generator)
         if mended is not None and self.mended is not None:
             return self._fused(x, hops, generator, mended, list(self.mended))
         return self.scores(self.hidden(x, hops[:-1], generator), hops[-1])
@@ -140,14 +140,19 @@ class Backbone(nn.Module):
         return found
 
     def _join(
-        self, joint: Projection, own: Tensor, hops: Sequence[Hop], brought: Tensor | None
+        self,
+        joint: Projection,
+        own: Tensor,
+        hops: Sequence[Hop],
+        brought: Tensor | None,
+        generator: torch.Generator | None,
     ) -> Tensor:
-        """Scores of [what the layers gave || what the node brought along]."""
+        """Scores of [what the layers gave || what the node brought along, with dropout]."""
         if brought is None:
             return torch.addmm(joint.bias, own, joint.weight[: self.shape.joined])
         for hop in hops:
             brought = hop.own_rows(brought)
-        scores: Tensor = joint(torch.cat([own, brought], dim=1))
+        scores: Tensor = joint(torch.cat([own, self._drop(brought, generator)], dim=1))
         return scores
 
     def _fused(
