@@ -198,6 +198,7 @@ def compare(
     if len(set(names)) != len(names):
         raise SettingsError(f"a method is named twice in {', '.join(names)}")
     check_settings(names, plan.settings)
+    plan = replace(plan, evaluation=plan.evaluation or common_mode(names))
     folders = {name: seed_folders(out / name, plan.seeds, plan.resume) for name in names}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     # Seed by seed, so that a split is made once and then serves all methods.
@@ -207,6 +208,11 @@ def compare(
             found[name] += run_seeds(name, one, {seed: folders[name][seed]}, watch)
     write_summary(out, found)
     return found
+
+
+def common_mode(names: Sequence[str]) -> str | None:
+    """The mode that methods which are compared share: one's own if any has one."""
+    return next((own for name in names if (own := methods.find(name).evaluation)), None)
 
 
 def _known(name: str) -> set[str]:

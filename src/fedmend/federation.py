@@ -204,8 +204,11 @@ class SiloBase:
         """For measuring how good they are: generated rows, their nodes, and all nodes' own rows."""
         return None
 
+    mended_anywhere = False
+    """Whether what nodes bring along is theirs on any graph, the whole one too (FedGGR)."""
+
     def mended_embeddings(self) -> Tensor | None:
-        """What this silo's nodes bring along where it predicts on its own graph (FedDEP)."""
+        """What this silo's nodes bring along where it predicts on its own graph."""
         return None
 
     def probabilities(self) -> Tensor | None:
@@ -256,6 +259,10 @@ class Federation(ABC, Generic[S]):
         `state` filled in: a method of several phases therefore has one `state` for all of them,
         and asks its silos inside of rounds only (a phase of one step is a loop of one round).
         """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Let the current round be the last one of its phase: training has seen enough."""
 
     @abstractmethod
     def note(self, round: int, **metrics: float) -> None:

@@ -158,8 +158,8 @@ def train(
         method: a name from `fedmend methods`.
         silos: a partition from `split`, `read_silos` or made by hand.
         seed: of everything random in training; the split has its own.
-        evaluation: `global-graph`, `own-subgraph` or `cross-edges`; by default the first where the
-            whole graph is known.
+        evaluation: `global-graph`, `own-subgraph` or `cross-edges`; by default the method's own
+            (fedggr: `own-subgraph`), else the first where the whole graph is known.
         out: a folder for record, weights, ledger and checkpoints.
         resume: go on from the checkpoint in `out`, if there is one, to the identical result.
         workers: silos trained side by side (0 = one per core); does not change the result.
@@ -184,7 +184,7 @@ def train(
             "threads from 1"
         )
     seed = operator.index(seed)  # numpy's whole numbers too
-    mode = evaluation or default_mode(silos)
+    mode = evaluation or default_mode(silos, chosen)
     check_mode(mode, silos, predict_together=chosen.needs_border)
     graphs = _graphs(chosen, silos, config)
     any_graph = next(iter(graphs.values()))
@@ -234,6 +234,8 @@ def train(
             for name, silo in engine.silos.items()
             if (brought := silo.mended_embeddings()) is not None
         }
+        if not chosen.silo_type.mended_anywhere and mode == "global-graph":
+            mended = {}
         scores = (
             evaluate(shape, weights, own, silos, mode, mended, together or None)
             if has_tests
@@ -367,8 +369,10 @@ def _extra_knowledge(method: Method, silos: Partition) -> dict[str, dict[str, An
     return {name: {"border": border} for name, border in borders.items()}
 
 
-def default_mode(silos: Partition) -> str:
-    """`global-graph` where the whole graph is known."""
+def default_mode(silos: Partition, method: Method) -> str:
+    """The method's own, else `global-graph` where the whole graph is known."""
+    if method.evaluation is not None:
+        return method.evaluation
     return "global-graph" if silos.whole is not None else "own-subgraph"
 
 
@@ -396,7 +400,7 @@ def is_same_run(
     """Whether a record is of the run that `train` would make of these arguments."""
     chosen = methods.find(method)
     config = make(chosen.settings_type, _with_fixed(chosen, settings))
-    wanted = identity(chosen, config, silos, seed, evaluation or default_mode(silos))
+    wanted = identity(chosen, config, silos, seed, evaluation or default_mode(silos, chosen))
     return all(record.get(key) == value for key, value in wanted.items())
 
 

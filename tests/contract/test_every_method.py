@@ -42,6 +42,16 @@ GENERATOR: dict[str, Any] = {
 }
 NEIGHGEN: dict[str, Any] = {**GENERATOR, "generator_width": 6}
 FEDDEP: dict[str, Any] = {**GENERATOR, "encoder_epochs": 1, "min_batch": 1}
+FEDGGR: dict[str, Any] = {
+    "neighbours": 4,
+    "embedding": 4,
+    "local_width": 5,
+    "global_width": 3,
+    "global_hidden": 6,
+    "global_dropout": 0.3,
+    "autoencoder_epochs": 2,
+    "autoencoder_rounds": 2,
+}
 MORE_SETTINGS: dict[str, dict[str, Any]] = {
     "fedsage+": {**NEIGHGEN, "generator_rounds": 2, "min_batch": 1},
     "local+": NEIGHGEN,
@@ -49,6 +59,7 @@ MORE_SETTINGS: dict[str, dict[str, Any]] = {
     "feddep-no-dgen": FEDDEP,
     "feddep-no-proto": FEDDEP,
     "feddep-no-nfdp": FEDDEP,
+    "fedggr": FEDGGR,
 }
 """What keeps a method's other phases as small as the training, and lets all of them happen."""
 
@@ -59,6 +70,7 @@ PHASES: dict[str, dict[str, int]] = {
     "feddep-no-dgen": {"prototypes": 1, "generators": 1},
     "feddep-no-proto": {"local GNNs": 1, "generator exchange": 2, "generators": 1},
     "feddep-no-nfdp": {"prototypes": 1, "generators": 1},
+    "fedggr": {"autoencoders": 2, "embeddings": 1},
 }
 """A method's phases before training, and the rounds they take with these settings."""
 
@@ -146,13 +158,19 @@ def test_history_has_every_round(method: str) -> None:
         assert sorted(history[phase]) == list(range(1, count + 1))
         figures = set().union(*history[phase].values())
         assert figures
-        assert figures <= {"generator_loss", "generated"}
+        assert figures <= {
+            "generator_loss",
+            "generated",
+            "reconstruction_loss",
+            "crossing_by_chance",
+        }
     rounds = history["training"]
     # Weights are validated by whoever receives them, so a shared model is also known at round 0.
     first = 1 if METHODS[method].module in ("local", "local_plus") else 0
     assert sorted(rounds) == list(range(first, 4))
     for number in range(1, 4):
-        assert set(rounds[number]) - {"selected"} == {"training_loss", "validation_accuracy"}
+        own = {"selected", "crossing_edges"} if method == "fedggr" else {"selected"}
+        assert set(rounds[number]) - own == {"training_loss", "validation_accuracy"}
         assert rounds[number]["training_loss"] > 0
     # The kept round is one of the best in validation, the latest of them; where every silo keeps
     # a model of its own, no round is kept for all.
@@ -192,6 +210,7 @@ WHAT_LEAVES = {
         *("gradients", "shares", "sealed", "pseudonyms", "counts", "metrics", "control"),
         "framing",
     },
+    "fedggr": {"weights", "embeddings", "gradients", "counts", "metrics", "framing"},
 }
 WHAT_COMES = {
     "global": set(),
@@ -209,6 +228,7 @@ WHAT_COMES = {
     "feddep-no-proto": {"weights", "embeddings", "gradients", "counts", "framing"},
     "feddep-no-nfdp": {"weights", "prototypes", "framing"},
     "hifgl": {"weights", "shares", "sealed", "pseudonyms", "counts", "control", "framing"},
+    "fedggr": {"weights", "embeddings", "framing"},
 }
 FEDAVG_MESSAGES = {"fedavg.Weights", "fedavg.Update", "fedavg.Validation"}
 EXCHANGE_MESSAGES = {
@@ -247,6 +267,15 @@ MESSAGES_OF = {
         *(f"secret_message_passing.{name}" for name in ("Keys", "Letters", "Outgoing", "Incoming")),
         *(f"hifgl.{name}" for name in ("Shared", "Greeting", "Agreed", "Columns", "Gradients")),
         "hifgl.Validation",
+    },
+    "fedggr": {
+        "federation.Nothing",
+        "fedavg.Validation",
+        "fedggr.AutoencoderWeights",
+        "fedggr.AutoencoderUpdate",
+        "fedggr.NodeEmbeddings",
+        "fedggr.GlobalRows",
+        "fedggr.SplitUpdate",
     },
 }
 

@@ -42,7 +42,8 @@ def test_any_number_of_layers(backbone: str, layers: int) -> None:
     assert out.shape == (30, 3)
     out.sum().backward()  # type: ignore[no-untyped-call]  # torch's
     for name, parameter in model.named_parameters():
-        assert name.startswith("layers.") or (backbone, name[:6]) == ("fused-paper", "input.")
+        before = {"fused-paper": ("input.",), "gpr": ("mlp.", "own.")}.get(backbone, ())
+        assert name.startswith(("layers.", *before))
         assert parameter.grad is not None, name
 
 
@@ -223,3 +224,71 @@ def test_encoder_gives_embeddings_and_learns_by_its_head() -> None:
 def test_number_of_hops_must_be_that_of_layers() -> None:
     with pytest.raises(ValueError, match="zip"):
         model_of("sage")(Features(GRAPH.x), [whole_graph_hop(GRAPH)])
+
+
+# GPR-GNN
+
+
+def gcn_matrix() -> torch.Tensor:
+    """D^-1/2 (A + I) D^-1/2, written out node by node."""
+    matrix = torch.zeros(GRAPH.num_nodes, GRAPH.num_nodes)
+    for v in range(GRAPH.num_nodes):
+        around = GRAPH.col[GRAPH.rowptr[v] : GRAPH.rowptr[v + 1]].tolist()
+        for u in [*around, v]:
+            matrix[v, u] = 1.0 / float((GRAPH.degree[v] + 1) * (GRAPH.degree[u] + 1)) ** 0.5
+    return matrix
+
+
+@pytest.mark.parametrize("hops", [1, 3])
+def test_gpr_gnn_is_a_weighted_sum_of_hops(hops: int) -> None:
+    model = model_of("gpr", hops)
+    named = dict(model.named_parameters())
+    gammas = [named["own.gamma"], *(named[f"layers.{hop}.gamma"] for hop in range(hops))]
+    started = [0.1 * 0.9**hop for hop in range(hops)] + [0.9**hops]
+    torch.testing.assert_close(torch.cat(tuple(gammas)), torch.tensor(started))
+    with torch.no_grad():
+        for gamma in gammas:
+            gamma.add_(torch.rand(1, generator=seeded(3)))
+    h = torch.relu(GRAPH.x @ named["mlp.0.weight"] + named["mlp.0.bias"])
+    h = h @ named["mlp.1.weight"] + named["mlp.1.bias"]
+    matrix, total = gcn_matrix(), torch.zeros_like(h)
+    for gamma in gammas:
+        total, h = total + gamma * h, matrix @ h
+    torch.testing.assert_close(scores(model), total)
+    # The same for some nodes only.
+    some = torch.tensor([3, 17])
+    last = [whole_graph_hop(GRAPH)] * (hops - 1) + [hop_to(GRAPH, some)]
+    torch.testing.assert_close(model(Features(GRAPH.x), last), total[some])
+
+
+# Joined with rows from elsewhere
+
+
+@pytest.mark.parametrize("backbone", ["sage", "gcn", "gat", "gpr", "mlp"])
+def test_joined_scores_are_a_linear_layer_on_both(backbone: str) -> None:
+    shape = ModelShape(backbone, 6, 3, 8, 2, 2, 0.0, embedding=5, joined=4)
+    model = build(shape, seeded())
+    plain = build(ModelShape(backbone, 6, 4, 8, 2, 2, 0.0), seeded())
+    own, brought = scores(plain), torch.rand(30, 5, generator=seeded(1))
+    joint = dict(model.named_parameters())
+    expected = torch.cat([own, brought], 1) @ joint["joint.weight"] + joint["joint.bias"]
+    everyone = whole_graph_hop(GRAPH)
+    torch.testing.assert_close(model(Features(GRAPH.x), [everyone] * 2, None, brought), expected)
+    some = torch.tensor([20, 4])
+    hops = [everyone, hop_to(GRAPH, some)]
+    torch.testing.assert_close(model(Features(GRAPH.x), hops, None, brought), expected[some])
+    without = torch.cat([own, torch.zeros(30, 5)], 1) @ joint["joint.weight"] + joint["joint.bias"]
+    torch.testing.assert_close(scores(model), without)
+
+
+def test_dropout_acts_on_what_is_brought_along() -> None:
+    shape = ModelShape("mlp", 6, 3, 8, 1, 1, 0.5, embedding=400, joined=4)
+    model = build(shape, seeded())
+    brought = torch.ones(30, 400)
+    hops = [whole_graph_hop(GRAPH)]
+    first, again = (model(Features(GRAPH.x), hops, seeded(1), brought) for _ in range(2))
+    plain = model.eval()(Features(GRAPH.x), hops, None, brought)
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, plain)
+    # What is kept is scaled up: on average nothing changes.
+    assert float((first - plain).detach().mean().abs()) < 0.3

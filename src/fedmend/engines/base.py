@@ -94,6 +94,7 @@ class EngineBase(Federation[S]):
         self.timings = Timings()
         self._phase, self._round, self._of = "set-up", 0, 0
         self._finished: list[str] = []
+        self._enough = False
         self._started = time.perf_counter()
         self._saved: checkpoint.Checkpoint | None = None
         if resume and checkpoint_file is not None and checkpoint_file.exists():
@@ -129,14 +130,24 @@ class EngineBase(Federation[S]):
         started = time.perf_counter()
         for number in range(first, count + 1):
             self._phase, self._round, self._of = phase, number, count
+            self._enough = False
             yield number
             self.timings.add(self.timings.phases, phase, started)
             started = time.perf_counter()
+            if self._enough:
+                self._finished.append(phase)  # saved with the round: resuming must not go on
+                self._after_round(number, number, state)
+                count = number
+                break
             self._after_round(number, count, state)
-        self._finished.append(phase)
+        if phase not in self._finished:
+            self._finished.append(phase)
         # What follows the last round (a final validation, say) is counted apart from it; a silo
         # that was lost for good by then is still lost, so the round stays.
         self._phase, self._round = f"after {phase}", count
+
+    def finish(self) -> None:
+        self._enough = True
 
     def note(self, round: int, **metrics: float) -> None:
         rounds = self.history.setdefault(self._phase.removeprefix("after "), {})
@@ -204,10 +215,8 @@ class EngineBase(Federation[S]):
         saved = self._saved
         if saved is None or self._file is None:
             return 1
-        if phase in saved.finished:
-            return count + 1
         if phase != saved.phase:
-            return 1
+            return count + 1 if phase in saved.finished else 1
         if saved.round > count:
             raise SettingsError(
                 f"the checkpoint stands after round {saved.round} of {phase}, beyond the "
@@ -221,7 +230,7 @@ class EngineBase(Federation[S]):
         self.sentences = list(saved.sentences)
         self._finished = list(saved.finished)
         self._saved = None
-        return saved.round + 1
+        return count + 1 if phase in saved.finished else saved.round + 1
 
     def _after_round(self, number: int, count: int, state: Any) -> None:
         self._tell(number, count)

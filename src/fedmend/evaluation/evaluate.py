@@ -83,7 +83,7 @@ def evaluate(
 ) -> Scores:
     """Test the shared model (`weights`) or, where there is none, the silos' own ones.
 
-    mended: what silos bring along on their own graphs; no use on the whole graph.
+    mended: what silos' nodes bring along; on the whole graph only where it is theirs there too.
     probabilities: those of each silo's nodes, from a method whose silos predict together; they
     are what `cross-edges` tests.
     """
@@ -92,8 +92,10 @@ def evaluate(
     check_mode(mode, partition)
     shared = None if weights is None else model_with(shape, weights)
     whole = partition.whole if mode == "global-graph" else None
+    everywhere = _on_whole(mended, partition) if mended and whole is not None else None
     if shared is not None and whole is not None:
-        return Scores(mode, **_test(shared, whole), test_nodes=_tests(whole), by_silo={})
+        figures = _test(shared, whole, everywhere)
+        return Scores(mode, **figures, test_nodes=_tests(whole), by_silo={})
     # In the order of the names: float addition is not associative. A silo that was lost before
     # it had a model of its own has nothing that could be tested.
     graphs = {
@@ -105,7 +107,7 @@ def evaluate(
         name: _test(
             shared or model_with(shape, own[name]),
             graph,
-            mended.get(name) if mended and whole is None else None,
+            mended.get(name) if mended and whole is None else everywhere,
         )
         for name, graph in graphs.items()
         if _tests(graph)
@@ -120,6 +122,16 @@ def evaluate(
         test_nodes=_tests(whole) if whole is not None else sum(map(_tests, graphs.values())),
         by_silo=by_silo,
     )
+
+
+def _on_whole(mended: Mapping[str, Tensor], partition: Partition) -> Tensor:
+    """What silos' nodes bring along, in the whole graph's order; zero for a lost silo's."""
+    some = next(iter(mended.values()))
+    assigned = torch.as_tensor(partition.assignment)
+    rows = some.new_zeros(len(assigned), some.shape[1])
+    for name, brought in mended.items():
+        rows[torch.as_tensor(partition.rows(name))] = brought
+    return rows
 
 
 def _cross_edges(

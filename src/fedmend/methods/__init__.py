@@ -32,6 +32,7 @@ class Method:
     exposes_border: silos get to see nodes of others that they have edges to.
     needs_border: silos know their edges to other silos, and get them as `border`.
     fixed: settings that the name implies.
+    evaluation: the mode it is evaluated in unless told otherwise; None: the first that can be.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Method:
     exposes_border: bool = False
     needs_border: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: str | None = None
 
     def _load(self, attribute: str) -> Any:
         return getattr(importlib.import_module(f"fedmend.methods.{self.module}"), attribute)
@@ -147,6 +149,13 @@ METHODS = {
             "feddep",
             "FedDEPSettings",
             fixed={"backbone": "sage", "protection": "dp-sgd"},
+        ),
+        Method(
+            "fedggr",
+            "the server learns the missing graph from an embedding of every node (FedGGR)",
+            "fedggr",
+            "FedGGRSettings",
+            evaluation="own-subgraph",
         ),
         Method(
             "fedprox",

@@ -10,6 +10,7 @@ Beyond the paper:
   selection costs no message of its own. The weights of the best round are the result.
 - A silo's optimiser state stays with the silo from round to round (`keep_optimizer`), so that one
   silo alone is exactly centralised training.
+- `patience` ends training where validation has not become better for so many rounds.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Annotated, TypeVar
 
 from torch import Tensor
 
+from fedmend.config import setting
 from fedmend.federation import Federation, Schema, SiloBase, message
 from fedmend.graph import Graph
 from fedmend.models.backbones import build
@@ -32,7 +34,11 @@ from fedmend.privacy.ledger import Kind
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgSettings(TrainingSettings):
-    """FedAvg has no settings of its own."""
+    """The settings of all training, and when to stop early."""
+
+    patience: int = setting(
+        0, "stop after so many rounds without better validation; 0 = never", low=0
+    )
 
 
 @message
@@ -88,12 +94,26 @@ class Silo(SiloBase):
 
 @dataclass
 class Training(Selection):
-    """The server's memory between rounds."""
+    """The server's memory between rounds.
+
+    done: rounds so far. improved: the first round of the best accuracy; equals do not count here.
+    """
 
     weights: dict[str, Tensor]
     best: dict[str, Tensor] = field(default_factory=dict)
     best_round: int = 0
     best_accuracy: float = 0.0
+    done: int = 0
+    improved: int = 0
+
+    def offer(self, round: int, weights: dict[str, Tensor], accuracy: float) -> None:
+        if accuracy > self.best_accuracy:
+            self.improved = round
+        super().offer(round, weights, accuracy)
+
+    def waited(self, patience: int) -> bool:
+        """Whether the weights that were validated last are so many rounds past the best."""
+        return 0 < patience <= self.done - 1 - self.improved
 
 
 S = TypeVar("S", bound=Silo)
@@ -128,10 +148,13 @@ def train_rounds(silos: Federation[S], settings: FedAvgSettings, state: Training
         silos.note(number, training_loss=mean_loss(updates))
         received = {name: update.weights for name, update in updates.items()}
         state.weights = weighted_mean(received, importance, like=state.weights)
+        state.done = number
+        if state.waited(settings.patience):
+            silos.finish()
     finals = silos.ask(Silo.validate, Weights(state.weights)).enough(settings.min_silos)
     accuracy = share_right({name: (v.right, v.nodes) for name, v in finals.items()})
-    state.offer(settings.rounds, state.weights, accuracy)
-    silos.note(settings.rounds, validation_accuracy=accuracy)
+    state.offer(state.done, state.weights, accuracy)
+    silos.note(state.done, validation_accuracy=accuracy)
 
 
 def initial_weights(silos: Federation[S], settings: FedAvgSettings) -> dict[str, Tensor]:

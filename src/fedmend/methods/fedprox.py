@@ -6,12 +6,16 @@ w_shared), is ever needed. With mu = 0 it is FedAvg to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from fedmend.config import setting
 from fedmend.methods import fedavg
 from fedmend.methods.fedavg import Update, Weights
 from fedmend.models.backbones import Backbone
+from fedmend.parts.local_training import AdjustGradients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,22 +25,27 @@ class FedProxSettings(fedavg.FedAvgSettings):
     mu: float = setting(0.01, "pull towards the shared weights", low=0.0)
 
 
+def pull_towards(shared: Mapping[str, Tensor], mu: float) -> AdjustGradients:
+    """Adds the gradient of (mu / 2) |w - w_shared|^2 to a model's gradients."""
+
+    def pull(model: Backbone) -> None:
+        for key, parameter in model.named_parameters():
+            if parameter.grad is not None and key in shared:
+                towards = shared[key].to(parameter.device)
+                parameter.grad.add_(parameter.detach() - towards, alpha=mu)
+
+    return pull
+
+
 class Silo(fedavg.Silo):
     """A silo whose steps are pulled towards the weights it received."""
 
     settings: FedProxSettings
 
     def train(self, received: Weights) -> Update:
-        shared = {k: v.to(self.local.device) for k, v in received.weights.items()}
-
-        def pull(model: Backbone) -> None:
-            for key, parameter in model.named_parameters():
-                if parameter.grad is not None:
-                    parameter.grad.add_(parameter.detach() - shared[key], alpha=self.settings.mu)
-
         self.local.load(received.weights)
         right, nodes = self.local.validate()
-        loss = self.local.train(pull)
+        loss = self.local.train(pull_towards(received.weights, self.settings.mu))
         return Update(self.local.weights(), len(self.local.train_nodes), loss, right, nodes)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedmend.data.sampling import Hop
 from fedmend.models.features import Features
-from fedmend.models.propagation import heard_through, own_and_heard, own_through
+from fedmend.models.propagation import heard_through, operator, own_and_heard, own_through
 
 BLOCK = 2**26
 """Floats that attention gathers at a time when it only predicts."""
@@ -121,6 +121,18 @@ def _softmax_per_row(score: Tensor, row: Tensor, rows: int) -> Tensor:
     power = torch.exp(score - highest[row])
     total = power.new_zeros(rows, score.shape[1]).index_add(0, row, power)
     return power / total[row]
+
+
+class PageRankStep(nn.Module):
+    """One hop of GPR-GNN: hears like a GCN, without weights but gamma, its share in the result."""
+
+    def __init__(self, gamma: float, generator: torch.Generator | None) -> None:
+        super().__init__()
+        device = "meta" if generator is None else None
+        self.gamma = nn.Parameter(torch.full((1,), gamma, device=device))
+
+    def forward(self, h: Tensor, hop: Hop) -> Tensor:
+        return operator(hop, "gcn") @ h
 
 
 class DenseLayer(nn.Module):

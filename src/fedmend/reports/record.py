@@ -144,7 +144,7 @@ def _shape(values: Mapping[str, Any]) -> ModelShape:
             case "dropout":
                 fits = type(value) in (int, float) and 0 <= value < 1
             case _:
-                least = 0 if name == "embedding" else 1
+                least = 0 if name in ("embedding", "joined") else 1
                 fits = type(value) is int and least <= value < 2**31
         if not fits:
             raise ValueError(f"{name} of the model cannot be {value!r}")
