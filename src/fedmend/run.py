@@ -19,7 +19,7 @@ from torch import Tensor
 from fedmend import methods
 from fedmend.config import make
 from fedmend.data.partition import Partition
-from fedmend.engines.base import Watch
+from fedmend.engines.base import EngineBase, Watch
 from fedmend.engines.inprocess import Fault, InProcess, torch_threads
 from fedmend.errors import DataError, SettingsError, UnknownNameError
 from fedmend.evaluation.evaluate import Scores, check_mode, evaluate, model_with, predict
@@ -168,8 +168,7 @@ def train(
         settings: of the method: `fedmend methods NAME` lists them.
     """
     started = time.perf_counter()
-    chosen = methods.find(method)
-    config = make(chosen.settings_type, _with_fixed(chosen, settings))
+    chosen, config = choose(method, settings)
     if resume and out is None:
         raise SettingsError("resume needs the folder of the run to go on with: give out=...")
     if checkpoint_every < 1:
@@ -206,7 +205,7 @@ def train(
         checkpoint_file=None if folder is None else folder / records.CHECKPOINT,
         checkpoint_every=checkpoint_every,
         # Threads too: another number of them may round differently.
-        fingerprint=_fingerprint({**what, "threads": threads}, graphs),
+        fingerprint=fingerprint({**what, "threads": threads}, graphs),
         resume=resume,
     )
     set_up = time.perf_counter() - started
@@ -225,18 +224,68 @@ def train(
     # Nothing travels when everything is in one place: all raw data was pooled instead.
     ledger = Ledger() if chosen.pooled else engine.ledger
     now = time.perf_counter()
-    record = {
+    record = make_record(
+        what,
+        engine,
+        ledger,
+        dataset=dataset,
+        data=asdict(silos.statistics()),
+        about={"name": "in-process", "threads": threads},
+        shape=shape,
+        shared=weights is not None,
+        own=own,
+        pooled=chosen.pooled,
+        scores=scores,
+        seconds=now - started,
+        phases={"set-up": set_up, **engine.timings.phases, "evaluation": now - testing},
+    )
+    record["measured"]["workers"] = engine.workers
+    names = schema.label_names
+    result = Result(chosen, shape, names, weights, own, scores, ledger, engine.history, record)
+    if folder is not None:
+        result.save(folder)
+    return result
+
+
+def choose(method: str, settings: Mapping[str, Any]) -> tuple[Method, Any]:
+    """The method of this name and its settings, checked."""
+    chosen = methods.find(method)
+    return chosen, make(chosen.settings_type, _with_fixed(chosen, settings))
+
+
+def make_record(
+    what: Mapping[str, Any],
+    engine: EngineBase[Any],
+    ledger: Ledger,
+    *,
+    dataset: str | None,
+    data: Mapping[str, Any],
+    about: Mapping[str, Any],
+    shape: ModelShape,
+    shared: bool,
+    own: Iterable[str],
+    pooled: bool,
+    scores: Scores | None,
+    seconds: float,
+    phases: Mapping[str, float],
+) -> dict[str, Any]:
+    """The record of a finished run, whichever engine it ran on.
+
+    what: the run's identity; data: what is known of the silos; about: the engine; shared: whether
+    there is a shared model; own: silos with a model of their own; phases: seconds of each.
+    """
+    return {
         "format": records.FORMAT,
         **what,
         "dataset": dataset,
-        "data": asdict(silos.statistics()),
-        "engine": {"name": "in-process", "threads": threads},
+        "data": data,
+        "engine": about,
         "versions": records.versions(),
         "model": asdict(shape),
-        "label_names": list(schema.label_names),
-        "shared_model": weights is not None,
+        "label_names": list(engine.schema.label_names),
+        "shared_model": shared,
         "silos_with_own_model": sorted(own),
-        "pooled": chosen.pooled,
+        "pooled": pooled,
         "result": None if scores is None else asdict(scores),
         "rounds": engine.history,
         "said": engine.sentences,
@@ -247,19 +296,13 @@ def train(
         },
         "measured": {
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": now - started,
-            "phases": {"set-up": set_up, **engine.timings.phases, "evaluation": now - testing},
+            "seconds": seconds,
+            "phases": phases,
             "steps": engine.timings.steps,
             "peak_memory_mb": records.peak_memory_mb(),
             "machine": platform.machine(),
-            "workers": engine.workers,
         },
     }
-    names = schema.label_names
-    result = Result(chosen, shape, names, weights, own, scores, ledger, engine.history, record)
-    if folder is not None:
-        result.save(folder)
-    return result
 
 
 def _with_fixed(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,15 +338,21 @@ def default_mode(silos: Partition) -> str:
 
 
 def identity(
-    method: Method, settings: Any, silos: Partition, seed: int, mode: str
+    method: Method, settings: Any, silos: Partition | None, seed: int, mode: str
 ) -> dict[str, Any]:
-    """What a run is: the part of its record that decides everything else in it."""
+    """What a run is: the part of its record that decides everything else in it.
+
+    Of silos that nobody sees together (None), the split has no hash.
+    """
+    split: dict[str, Any] = {"how": "deployed", "seed": None, "hash": None}
+    if silos is not None:
+        split = {"how": silos.how, "seed": silos.seed, "hash": silos.hash}
     return {
         "method": method.name,
         "settings": asdict(settings),
         "seed": seed,
         "evaluation": mode,
-        "split": {"how": silos.how, "seed": silos.seed, "hash": silos.hash},
+        "split": split,
     }
 
 
@@ -316,13 +365,12 @@ def is_same_run(
     evaluation: str | None,
 ) -> bool:
     """Whether a record is of the run that `train` would make of these arguments."""
-    chosen = methods.find(method)
-    config = make(chosen.settings_type, _with_fixed(chosen, settings))
+    chosen, config = choose(method, settings)
     wanted = identity(chosen, config, silos, seed, evaluation or default_mode(silos))
     return all(record.get(key) == value for key, value in wanted.items())
 
 
-def _fingerprint(what: Mapping[str, Any], graphs: Mapping[str, Graph]) -> str:
+def fingerprint(what: Mapping[str, Any], graphs: Mapping[str, Graph]) -> str:
     """Identifies a run to its checkpoints; more rounds of the same are still the same run."""
     settings = {key: value for key, value in what["settings"].items() if key != "rounds"}
     text = json.dumps({**what, "settings": settings, "torch": torch.__version__}, sort_keys=True)

@@ -139,12 +139,12 @@ class Recording(InProcess[Silo]):
 
     def _exchange(
         self, step: str, requests: Mapping[str, bytes]
-    ) -> Mapping[str, wire.Encoded | SiloLost]:
+    ) -> Mapping[str, bytes | SiloLost]:
         answers = super()._exchange(step, requests)
         self.crossed += [(name, "down", len(data)) for name, data in requests.items()]
         for name, answer in answers.items():
-            if isinstance(answer, wire.Encoded):
-                self.crossed.append((name, "up", len(answer.data)))
+            if isinstance(answer, bytes):
+                self.crossed.append((name, "up", len(answer)))
         return answers
 
 

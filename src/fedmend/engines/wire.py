@@ -69,34 +69,29 @@ def encode(message: Any) -> Encoded:
         raise WireError(f"{type(message).__name__} is not a message: make it one with @message")
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
-    sizes: dict[Kind, int] = {}
     taken: set[int] = set()
     for field, rule in rules.items():
         value = getattr(message, field)
         where = f"{name}.{field}"
         if rule.type is Tensor:
             tensors[field] = _sendable(value, where, taken)
-            size = tensors[field].nbytes
         elif rule.type == dict[str, Tensor]:
             if not isinstance(value, dict):
                 raise WireError(f"{where} must be a dict of tensors, got {type(value).__name__}")
             if not all(type(key) is str and _is_text(key) for key in value):
                 raise WireError(f"{where} has a key that is not a text")
-            named = {f"{field}/{key}": _sendable(value[key], where, taken) for key in value}
-            tensors.update(named)
-            size = sum(tensor.nbytes for tensor in named.values())
+            tensors.update(
+                {f"{field}/{key}": _sendable(value[key], where, taken) for key in value}
+            )
         else:
             plain[field] = _plain(value, rule, where)
-            size = len(json.dumps(plain[field]))
-        sizes[rule.kind] = sizes.get(rule.kind, 0) + size
     header = json.dumps({"type": name, "fields": plain}, separators=(",", ":"))
     data = save(tensors, metadata={_METADATA: header})
     if int.from_bytes(data[:8], "little") > HEADER_LIMIT:
         raise WireError(
             f"{name} has more names and plain values than a message carries ({HEADER_LIMIT} bytes)"
         )
-    sizes[Kind.FRAMING] = len(data) - sum(sizes.values())
-    return Encoded(data, name, sizes)
+    return Encoded(data, name, sizes_by_kind(message, len(data)))
 
 
 def decode(
@@ -131,6 +126,22 @@ def decode(
     if tensors or plain:
         raise WireError(f"a message of type {name} carries fields it does not declare")
     return message_type(**values)
+
+
+def sizes_by_kind(message: Any, total: int) -> dict[Kind, int]:
+    """How many of a message's `total` bytes on the wire are of which kind."""
+    sizes: dict[Kind, int] = {}
+    for field, rule in field_rules(type(message)).items():
+        value = getattr(message, field)
+        if rule.type is Tensor:
+            size = value.nbytes
+        elif rule.type == dict[str, Tensor]:
+            size = sum(tensor.nbytes for tensor in value.values())
+        else:
+            size = len(json.dumps(_plain(value, rule, field)))
+        sizes[rule.kind] = sizes.get(rule.kind, 0) + size
+    sizes[Kind.FRAMING] = total - sum(sizes.values())
+    return sizes
 
 
 def _is_text(key: str) -> bool:

@@ -1,0 +1,1 @@
+"""Deployment: the same methods between organisations, on NVIDIA FLARE (extra `fedmend[flare]`)."""

@@ -1,0 +1,190 @@
+"""`fedmend server` and `fedmend silo`: a foreground process that looks after FLARE's.
+
+FLARE's programs write much and end late. They run as children: what they print goes into a log in
+the party's state folder, their status lines to the terminal, and when this process is asked to
+stop, or dies, they end with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from fedmend.deploy.job import STATUS
+from fedmend.deploy.kits import Kit
+from fedmend.deploy.workspace import parent_options, server_workspace, silo_workspace
+from fedmend.errors import FederationError, SettingsError
+from fedmend.files import make_folder, storage_errors
+from fedmend.privacy.policy import POLICY_FILE, read_policy
+
+LOG = "log.txt"
+STOP_WITHIN = 5.0
+"""Seconds the children get to end by themselves."""
+
+FLARE_VARIABLES = {
+    # A dead silo is the engine's affair: FLARE must not end the run a minute later.
+    "NVFLARE_DEAD_CLIENT_GRACE_PERIOD": "1000000000",
+    # Nor wait a quarter of an hour, when the run is over, for what became of it.
+    "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "2",
+}
+
+Tell = Callable[[str], None]
+
+
+def default_state(kit: Kit) -> Path:
+    """Where a party keeps its state unless told otherwise: beside its kit, not inside it."""
+    folder = kit.folder.resolve()
+    return folder.with_name(f"{folder.name}-state")
+
+
+def serve(kit: Kit, state: Path, tell: Tell) -> int:
+    """Be the server until asked to stop; the exit code."""
+    with _Lock(state):
+        root = server_workspace(kit, state)
+        tell(f"server of {kit.address}; state and log in {state}")
+        _tell_expiry(kit, tell)
+        return _look_after("server", kit, root, state, tell)
+
+
+def be_silo(kit: Kit, graph: Path, state: Path, tell: Tell) -> int:
+    """Be a silo until asked to stop; the exit code."""
+    if not graph.is_dir():
+        raise SettingsError(f"{graph} is not a folder with a graph")
+    policy = kit.file(POLICY_FILE).resolve()
+    read_policy(policy)
+    with _Lock(state):
+        root = silo_workspace(kit, state, graph.resolve(), policy)
+        tell(f"silo {kit.name} of the server {kit.address}; state and log in {state}")
+        _tell_expiry(kit, tell)
+        return _look_after("client", kit, root, state, tell)
+
+
+def _tell_expiry(kit: Kit, tell: Tell) -> None:
+    tell(f"its certificate is valid until {kit.expires:%Y-%m-%d}")
+
+
+class _Lock:
+    """One process per state folder: two would write over each other."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = make_folder(state)
+
+    def __enter__(self) -> None:
+        import fcntl
+
+        with storage_errors(self._state / "lock"):
+            self._file = (self._state / "lock").open("w")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise SettingsError(
+                f"{self._state} is in use by another process; stop that one, or give --state"
+            ) from None
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def _look_after(kind: str, kit: Kit, root: Path, state: Path, tell: Tell) -> int:
+    asked: list[int] = []
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        asked.append(number)
+
+    before = {each: signal.signal(each, on_signal) for each in (signal.SIGINT, signal.SIGTERM)}
+    child = start_child(kind, root, parent_options(kit), state)
+    reader = threading.Thread(target=_read, args=(child, state, tell), daemon=True)
+    reader.start()
+    try:
+        while child.poll() is None and not asked:
+            time.sleep(0.1)
+        if asked:
+            tell("stopping")
+            return 0
+        reader.join(2)
+        reason = _last_error(root)
+        raise FederationError(f"FLARE ended by itself{reason}; {state / LOG} says more")
+    finally:
+        end_tree(child.pid)
+        child.wait()
+        reader.join(2)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if asked:
+            tell("stopped")
+
+
+def start_child(
+    kind: str, root: Path, options: list[str], state: Path
+) -> subprocess.Popen[bytes]:
+    """FLARE's program, in a process group of its own: a Ctrl-C in the terminal is ours to handle."""
+    environment = {**os.environ, **FLARE_VARIABLES, "PYTHONUNBUFFERED": "1"}
+    with storage_errors(state):
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedmend.deploy.site", kind, str(root), *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=root,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def _read(child: subprocess.Popen[bytes], state: Path, tell: Tell) -> None:
+    """What the children print: all of it into the log, status lines also to the terminal."""
+    stream = child.stdout
+    if stream is None:
+        return
+    with (state / LOG).open("ab") as log:
+        for line in stream:
+            stamp = datetime.now().isoformat(timespec="seconds")
+            log.write(f"{stamp} ".encode() + line)
+            log.flush()
+            text = line.decode(errors="replace").rstrip()
+            if STATUS in text:
+                tell(text.partition(STATUS)[2])
+
+
+def _last_error(root: Path) -> str:
+    """The last line of FLARE's error log, if there is one."""
+    path = root / "error_log.txt"
+    try:
+        lines = path.read_text(errors="replace").splitlines()[-1:]
+    except OSError:
+        return ""
+    return f" ({lines[0].rpartition(' - ')[2][:200]})" if lines else ""
+
+
+def end_tree(pid: int) -> None:
+    """End a process and all that it started: politely, then not."""
+    try:
+        root = psutil.Process(pid)
+        family = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for each in family:
+        _signal(each, signal.SIGTERM)
+    _, alive = psutil.wait_procs(family, timeout=STOP_WITHIN)
+    for each in alive:
+        _signal(each, signal.SIGKILL)
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return
+
+
