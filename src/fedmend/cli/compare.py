@@ -50,7 +50,7 @@ def compare(
         plan = experiments.Plan(
             source, chosen, settings, evaluation, resume, workers, threads, checkpoint_every
         )
-        with common.stopping_gently(display, folder):
+        with common.stopping_gently(display, common.resume_words(folder)):
             found = experiments.compare(names, plan, folder, display.watch)
     if json:
         summaries = [summarise_runs(runs).as_dict() for runs in found.values()]

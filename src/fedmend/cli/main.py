@@ -9,7 +9,23 @@ import sys
 
 import typer
 
-from fedmend.cli import check, common, compare, demo, listing, partition, predict, privacy, run
+from fedmend.cli import (
+    check,
+    common,
+    compare,
+    demo,
+    listing,
+    partition,
+    predict,
+    privacy,
+    provision,
+    rehearse,
+    run,
+    server,
+    silo,
+    status,
+    submit,
+)
 from fedmend.errors import FedmendError
 
 app = typer.Typer(
@@ -28,6 +44,12 @@ app.command("check")(check.check)
 app.command("methods")(listing.methods)
 app.command("datasets")(listing.datasets)
 app.command("splits")(listing.splits)
+app.command("provision")(provision.provision)
+app.command("server")(server.server)
+app.command("silo")(silo.silo)
+app.command("submit")(submit.submit)
+app.command("status")(status.status)
+app.command("rehearse")(rehearse.rehearse)
 app.add_typer(privacy.app, name="privacy")
 
 
@@ -60,3 +82,7 @@ def main() -> None:
 def _fail(sentence: str) -> None:
     typer.echo(f"fedmend: {sentence}", err=True)
     sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -200,7 +200,7 @@ class ServerJob:
         except FedmendError as error:
             self._event("failed", error=type(error).__name__, text=" ".join(str(error).split()))
             tell(f"run {self._plan['run']} failed: {error}")
-        except Exception as error:  # noqa: BLE001  # a bug must reach the submitter, not hang it
+        except Exception as error:  # a bug must reach the submitter, not hang it
             logging.getLogger("fedmend").exception("the run failed")
             text = f"{type(error).__name__} at the server; its log says more"
             self._event("failed", error="InternalError", text=text)

@@ -133,7 +133,7 @@ def provision(
     authority = _authority(out, host, port, valid_days)
     wanted: list[tuple[str, Role]] = [
         (SERVER, "server"),
-        *((name, "silo") for name in names),  # type: ignore[list-item]  # a literal, not any text
+        *((name, "silo") for name in names),
         (SUBMITTER, "submitter"),
         (OBSERVER, "observer"),
     ]

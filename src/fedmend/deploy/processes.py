@@ -7,6 +7,7 @@ stop, or dies, they end with it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -116,7 +117,7 @@ def _look_after(kind: str, kit: Kit, root: Path, state: Path, tell: Tell) -> int
         reason = _last_error(root)
         raise FederationError(f"FLARE ended by itself{reason}; {state / LOG} says more")
     finally:
-        end_tree(child.pid)
+        end_trees(child.pid)
         child.wait()
         reader.join(2)
         for number, handler in before.items():
@@ -125,10 +126,8 @@ def _look_after(kind: str, kit: Kit, root: Path, state: Path, tell: Tell) -> int
             tell("stopped")
 
 
-def start_child(
-    kind: str, root: Path, options: list[str], state: Path
-) -> subprocess.Popen[bytes]:
-    """FLARE's program, in a process group of its own: a Ctrl-C in the terminal is ours to handle."""
+def start_child(kind: str, root: Path, options: list[str], state: Path) -> subprocess.Popen[bytes]:
+    """FLARE's program, in a session of its own: Ctrl-C in the terminal is ours to handle."""
     environment = {**os.environ, **FLARE_VARIABLES, "PYTHONUNBUFFERED": "1"}
     with storage_errors(state):
         return subprocess.Popen(
@@ -167,13 +166,13 @@ def _last_error(root: Path) -> str:
     return f" ({lines[0].rpartition(' - ')[2][:200]})" if lines else ""
 
 
-def end_tree(pid: int) -> None:
-    """End a process and all that it started: politely, then not."""
-    try:
-        root = psutil.Process(pid)
-        family = [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
+def end_trees(*pids: int) -> None:
+    """End processes and all that they started: politely, then not."""
+    family = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(pid)
+            family += [root, *root.children(recursive=True)]
     for each in family:
         _signal(each, signal.SIGTERM)
     _, alive = psutil.wait_procs(family, timeout=STOP_WITHIN)
@@ -182,9 +181,5 @@ def end_tree(pid: int) -> None:
 
 
 def _signal(process: psutil.Process, number: int) -> None:
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(number)
-    except psutil.NoSuchProcess:
-        return
-
-

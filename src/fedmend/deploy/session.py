@@ -14,7 +14,7 @@ import logging
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,7 +178,6 @@ def submit(
     *,
     silos: list[str] | None = None,
     resume: bool = False,
-    stop_now: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> dict[str, Any]:
     """Have a run done by a deployed federation; its record, when its folder is written.
@@ -190,7 +189,6 @@ def submit(
         watch: progress; `stop_requested` ends the run after its round, saved at the parties.
         silos: who must take part; all that are connected if left out.
         resume: go on with the run that `out` belongs to.
-        stop_now: asked while waiting; True gives up at once.
         options: see `deployed.make_plan`.
     """
     if not resume and ((out / records.RECORD).exists() or (out / DEPLOYMENT).exists()):
@@ -206,9 +204,7 @@ def submit(
         with _explained("look at the federation"):
             connected = sorted(each.name for each in opened.get_system_info().client_info)
         taking_part = _taking_part(wanted, connected, resume=resume)
-        plan = make_plan(
-            method, settings, wanted or connected, run=run, resume=resume, **options
-        )
+        plan = make_plan(method, settings, wanted or connected, run=run, resume=resume, **options)
         job = _running_job(opened, earlier)
         if job is None:
             with tempfile.TemporaryDirectory(prefix="fedmend-") as folder:
@@ -216,7 +212,15 @@ def submit(
                 with _explained("start runs"):
                     job = str(opened.submit_job(str(path)))
         write_json(out / DEPLOYMENT, {"run": run, "silos": plan["silos"], "job": job})
-        return _follow(opened, job, out, watch, stop_now)
+        if watch.on_sentence:
+            watch.on_sentence(f"submitted; {len(taking_part)} silos are starting ...")
+        try:
+            return _follow(opened, job, out, watch)
+        except BaseException:
+            if watch.stop_requested:  # asked twice: what was saved at the parties is kept
+                with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+                    opened.abort_job(job)
+            raise
 
 
 def _earlier(out: Path) -> dict[str, Any]:
@@ -255,22 +259,16 @@ def _running_job(opened: Any, earlier: Mapping[str, Any] | None) -> str | None:
     return None
 
 
-def _follow(
-    opened: Any, job: str, out: Path, watch: Watch, stop_now: Callable[[], bool]
-) -> dict[str, Any]:
+def _follow(opened: Any, job: str, out: Path, watch: Watch) -> dict[str, Any]:
     """Show what a job tells until it ends, and fetch what it leaves."""
     seen, asked_to_stop, last_heard = 0, False, time.monotonic()
     while True:
-        if stop_now():
-            with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
-                opened.abort_job(job)
-            raise Interrupted
         if watch.stop_requested and not asked_to_stop and seen:
             asked_to_stop = "ok" in (_ask(opened, job, {"ask": "stop"}) or {})
         found = _ask(opened, job, {"ask": "events", "since": seen})
         if found is None:
             _check_alive(opened, job, time.monotonic() - last_heard, started=bool(seen))
-            time.sleep(POLL_EVERY)
+            time.sleep(POLL_EVERY if seen else 1.0)
             continue
         last_heard = time.monotonic()
         events = found.get("events", [])

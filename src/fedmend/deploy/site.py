@@ -1,6 +1,6 @@
 """FLARE's own long-running program of a party, as a child of `fedmend server` or `fedmend silo`.
 
-    python -m fedmend.deploy.site server|client WORKSPACE KEY=VALUE ...
+python -m fedmend.deploy.site server|client WORKSPACE KEY=VALUE ...
 """
 
 from __future__ import annotations

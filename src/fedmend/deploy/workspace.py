@@ -38,8 +38,18 @@ ALLOWED_CLASSES = (
 HEARTBEAT = 5.0
 """Seconds between a silo's signs of life to FLARE's server; six missed ones, and it is gone."""
 
-_RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
-_RIGHTS += ("app_command", "shell_commands", "byoc", "server-predeployed-flwr")
+_RIGHTS = (
+    "submit_job",
+    "clone_job",
+    "manage_job",
+    "download_job",
+    "view",
+    "operate",
+    "app_command",
+    "shell_commands",
+    "byoc",
+    "server-predeployed-flwr",
+)
 """All that FLARE asks permission for; `byoc` is code in jobs."""
 
 

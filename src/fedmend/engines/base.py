@@ -153,9 +153,7 @@ class EngineBase(Federation[S]):
     # Transport
 
     @abstractmethod
-    def _exchange(
-        self, step: str, requests: Mapping[str, bytes]
-    ) -> Mapping[str, bytes | SiloLost]:
+    def _exchange(self, step: str, requests: Mapping[str, bytes]) -> Mapping[str, bytes | SiloLost]:
         """Carry bytes to each silo's step and bring the replies' bytes back."""
 
     def _gone(self) -> Mapping[str, SiloLost]:

@@ -223,7 +223,7 @@ class Flare(EngineBase[S]):
         """
         with self._platform("evaluation"):
             final = FinalModel(dict(weights or {}), weights is not None)
-            found = self.ask(Desk.score, final).arrived
+            found = self._ask_desks(Desk.score, final).arrived
         by_silo = {
             name: {"accuracy": each.accuracy, "macro_f1": each.macro_f1}
             for name, each in found.items()
@@ -233,9 +233,14 @@ class Flare(EngineBase[S]):
         tested = sum(each.test_nodes for each in found.values())
         return (mean_scores("own-subgraph", by_silo, tested) if by_silo else None), own
 
-    def _answered(self, step: Callable[[Any, M], R], given: M) -> dict[str, R]:
+    def _ask_desks(self, step: Callable[[Desk, M], R], given: M) -> Replies[R]:
+        """Have every silo's desk perform one of its own steps."""
+        asked: Callable[[Any, M], R] = step  # whatever class of silos the method has
+        return self.ask(asked, given)
+
+    def _answered(self, step: Callable[[Desk, M], R], given: M) -> dict[str, R]:
         """The replies of all silos that the run was started with; an error if one is missing."""
-        replies = self.ask(step, given)
+        replies = self._ask_desks(step, given)
         missing = [each for each in replies.lost if each.silo in self._lines]
         if missing:
             reasons = "; ".join(f"{each.silo}: {each.why}" for each in missing)
@@ -256,9 +261,7 @@ class Flare(EngineBase[S]):
     def _gone(self) -> Mapping[str, SiloLost]:
         return dict(self._unreached)
 
-    def _exchange(
-        self, step: str, requests: Mapping[str, bytes]
-    ) -> Mapping[str, bytes | SiloLost]:
+    def _exchange(self, step: str, requests: Mapping[str, bytes]) -> Mapping[str, bytes | SiloLost]:
         self._ticket += 1
         ticket, where = self._ticket, f"{self._phase}/{self._round}"
         names = list(requests)
@@ -325,7 +328,7 @@ class Flare(EngineBase[S]):
     def _silo_states(self) -> dict[str, dict[str, torch.Tensor]]:
         place = Place(self._phase, self._round)
         with self._platform("checkpoints"):
-            self.ask(Desk.keep, place)
+            self._ask_desks(Desk.keep, place)
         return {name: {} for name in self._names}
 
     def _restore_silos(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
@@ -334,7 +337,7 @@ class Flare(EngineBase[S]):
         if saved is None:
             return
         with self._platform("checkpoints"):
-            replies = self.ask(Desk.take_back, Place(saved.phase, saved.round))
+            replies = self._ask_desks(Desk.take_back, Place(saved.phase, saved.round))
         for name, found in replies.arrived.items():
             if found.round != saved.round:
                 self.say(f"{name} goes on from its state after round {found.round}")
@@ -588,7 +591,9 @@ class Desk:
         if weights is None:
             raise FederationError("there is no model to test")
         tested = int(graph.test_mask.sum())
-        figures = score_silo(shape, weights, graph) if tested else {"accuracy": 0.0, "macro_f1": 0.0}
+        figures = (
+            score_silo(shape, weights, graph) if tested else {"accuracy": 0.0, "macro_f1": 0.0}
+        )
         record = {
             "format": FORMAT,
             "method": method.name,
@@ -682,6 +687,3 @@ def sentence_without_data(error: BaseException) -> str:
     if isinstance(error, FedmendError):
         return str(error) if type(error) is FederationError else "see its log"
     return "see its log"
-
-
-__all__ = ["ANSWER_WITHIN", "PLATFORM_PHASES", "Desk", "Flare", "Line", "Plan", "Replies"]

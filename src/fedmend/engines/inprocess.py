@@ -115,9 +115,7 @@ class InProcess(EngineBase[S]):
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _exchange(
-        self, step: str, requests: Mapping[str, bytes]
-    ) -> Mapping[str, bytes | SiloLost]:
+    def _exchange(self, step: str, requests: Mapping[str, bytes]) -> Mapping[str, bytes | SiloLost]:
         def answer(name: str) -> bytes | SiloLost:
             lost = self._inject(name)
             if lost is not None:

@@ -80,9 +80,7 @@ def encode(message: Any) -> Encoded:
                 raise WireError(f"{where} must be a dict of tensors, got {type(value).__name__}")
             if not all(type(key) is str and _is_text(key) for key in value):
                 raise WireError(f"{where} has a key that is not a text")
-            tensors.update(
-                {f"{field}/{key}": _sendable(value[key], where, taken) for key in value}
-            )
+            tensors.update({f"{field}/{key}": _sendable(value[key], where, taken) for key in value})
         else:
             plain[field] = _plain(value, rule, where)
     header = json.dumps({"type": name, "fields": plain}, separators=(",", ":"))
