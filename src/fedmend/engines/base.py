@@ -168,8 +168,8 @@ class EngineBase(Federation[S]):
         for name, request in present.items():
             self._count(name, "down", request)
         data = {name: request.data for name, request in present.items()}
-        answers = {**self._exchange(step.__name__, data), **gone}
-        replies: dict[str, R | SiloLost] = {}
+        answers = self._exchange(step.__name__, data)
+        replies: dict[str, R | SiloLost] = dict(gone)
         for name in sorted(answers):
             answer = answers[name]
             if isinstance(answer, SiloLost):

@@ -211,6 +211,8 @@ class Flare(EngineBase[S]):
 
     def introduce(self, plan: Plan) -> None:
         """The handshake: every silo agrees to the plan and has the same schema, or nothing runs."""
+        for lost in self._unreached.values():
+            self.say(f"{lost.silo} takes no part: {lost.why}")
         with self._platform("handshake"):
             found = self._answered(Desk.introduce, plan)
             self._schema = agreed_schema(found)
@@ -347,11 +349,12 @@ class Flare(EngineBase[S]):
             self._lines.pop(lost.silo, None)
 
     def _first_round(self, phase: str, count: int, state: Any) -> int:
-        before = self.ledger
+        ledger, sentences = self.ledger, self.sentences
         first = super()._first_round(phase, count, state)
-        if self.ledger is not before:  # read from a checkpoint: this time's handshake counts too
-            for entry in before.entries:
+        if self.ledger is not ledger:  # read from a checkpoint: this time's handshake counts too
+            for entry in ledger.entries:
                 self.ledger.add(entry)
+            self.sentences += [each for each in sentences if each not in self.sentences]
         return first
 
 
