@@ -53,7 +53,7 @@ def submit(
     folder = resume or out or common.default_out(method, "deployed")
     with common.Display(1) as display:
         from fedmend import experiments
-        from fedmend.deploy import kits, session
+        from fedmend.deploy import kits, submission
         from fedmend.reports import tables
         from fedmend.reports.summary import summarise_runs
 
@@ -63,7 +63,7 @@ def submit(
         with common.stopping_gently(
             display, f"go on with the same command and --resume {folder} instead of --out"
         ):
-            record = session.submit(
+            record = submission.submit(
                 read,
                 method,
                 settings,

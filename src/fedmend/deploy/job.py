@@ -23,13 +23,12 @@ from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FLContextKey, JobConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.collab import CollabCallError, collab
 from nvflare.collab.api.context import set_call_context
-from nvflare.private.defs import ClientType
 
 from fedmend.deploy.workspace import SITE_FILE
 from fedmend.errors import FederationError, FedmendError, SettingsError
@@ -40,6 +39,9 @@ TOPIC = "fedmend"
 
 STATUS = "fedmend| "
 """Marks a status line among whatever else a process prints."""
+
+READY = "ready"
+"""The status line of a party that can be worked with."""
 
 CHUNK = 2**20
 SETTLE = 60.0
@@ -83,37 +85,53 @@ def _site(context: FLContext) -> dict[str, Any]:
 
 
 class Reporter(FLComponent):  # type: ignore[misc]  # FLARE has no types
-    """Turns FLARE's events at a party into status lines."""
+    """Turns what happens to FLARE at a party into status lines."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.AFTER_CLIENT_REGISTER:
-            tell("connected to the server")
+            if fl_ctx.get_prop(FLContextKey.CLIENT_TOKEN):  # else it was refused
+                tell("connected to the server")
         elif event_type == EventType.SYSTEM_START:
-            tell("ready")
-        elif event_type == EventType.CLIENT_REGISTER_PROCESSED:
-            if fl_ctx.get_prop(FLContextKey.CLIENT_TYPE) != ClientType.REGULAR:
-                return  # a person
-            peer = fl_ctx.get_peer_context()
-            tell(f"silo {peer.get_identity_name() if peer else '?'} is connected")
+            tell(READY)
+            if fl_ctx.get_identity_name() == "server":
+                engine = fl_ctx.get_engine()
+                threading.Thread(
+                    target=_tell_who_comes_and_goes, args=(engine,), daemon=True
+                ).start()
+
+
+def _tell_who_comes_and_goes(engine: Any) -> None:
+    """At a server; FLARE has no event for a silo that comes back after a restart, or is gone."""
+    known: set[str] = set()
+    while True:
+        now = {str(client.name) for client in engine.get_clients()}
+        for name in sorted(now - known):
+            tell(f"silo {name} is connected")
+        for name in sorted(known - now):
+            tell(f"silo {name} is gone")
+        known = now
+        time.sleep(0.5)
 
 
 class _Handle(JobHandleSpec):  # type: ignore[misc]  # FLARE has no types
     """A silo's job process whose end, however it came, is only this silo's.
 
     FLARE aborts the whole job when one site reports that its process failed. Whether a run can go
-    on without a silo is for the method to say, and the engine finds out by itself.
+    on without a silo is for the method to say, and the engine finds out by itself. Only a process
+    that ended before its desk was open is reported as what it is: the run has not begun yet.
     """
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, opened: Path) -> None:
         super().__init__()
-        self._handle = handle
+        self._handle, self._opened = handle, opened
 
     def terminate(self) -> None:
         self._handle.terminate()
 
     def poll(self) -> Any:
         found = self._handle.poll()
-        return found if found == JobReturnCode.UNKNOWN else JobReturnCode.SUCCESS
+        ended = found != JobReturnCode.UNKNOWN
+        return JobReturnCode.SUCCESS if ended and self._opened.exists() else found
 
     def wait(self) -> None:
         self._handle.wait()
@@ -123,7 +141,14 @@ class Launcher(ClientProcessJobLauncher):  # type: ignore[misc]  # FLARE has no 
     """Starts a silo's job process."""
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
-        return _Handle(super().launch_job(job_meta, fl_ctx))
+        workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        opened = _opened_file(workspace, job_meta[JobConstants.JOB_ID])
+        return _Handle(super().launch_job(job_meta, fl_ctx), opened)
+
+
+def _opened_file(workspace: Any, job: str) -> Path:
+    """Is there as soon as a silo's desk is open."""
+    return Path(workspace.get_run_dir(job)) / "fedmend-open"
 
 
 class SiloJob:
@@ -148,6 +173,7 @@ class SiloJob:
             lambda run: run_folder(state, run),
             tell,
         )
+        _opened_file(collab.workspace, collab.fl_ctx.get_job_id()).touch()
 
     @collab.publish  # type: ignore[untyped-decorator]  # FLARE has no types
     def perform(
@@ -168,7 +194,7 @@ class ServerJob:
     """The server's side of a job: the method's server function over an engine of FLARE's lines.
 
     Args:
-        plan: what to run, as `deploy.session` wrote it: plain JSON text.
+        plan: what to run, as `deploy.submission` wrote it: plain JSON text.
     """
 
     def __init__(self, plan: str) -> None:

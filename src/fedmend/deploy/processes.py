@@ -21,7 +21,7 @@ from types import FrameType
 
 import psutil
 
-from fedmend.deploy.job import STATUS
+from fedmend.deploy.job import READY, STATUS
 from fedmend.deploy.kits import Kit
 from fedmend.deploy.workspace import parent_options, server_workspace, silo_workspace
 from fedmend.errors import FederationError, SettingsError
@@ -105,11 +105,27 @@ def _look_after(kind: str, kit: Kit, root: Path, state: Path, tell: Tell) -> int
 
     before = {each: signal.signal(each, on_signal) for each in (signal.SIGINT, signal.SIGTERM)}
     child = start_child(kind, root, parent_options(kit), state)
-    reader = threading.Thread(target=_read, args=(child, state, tell), daemon=True)
+    up = threading.Event()
+
+    def heard(sentence: str) -> None:
+        tell(sentence)
+        if sentence == READY:
+            up.set()
+
+    reader = threading.Thread(target=_read, args=(child, state, heard), daemon=True)
     reader.start()
     try:
+        waiting, patience = time.monotonic(), 10.0
         while child.poll() is None and not asked:
             time.sleep(0.1)
+            if not up.is_set() and time.monotonic() - waiting > patience:
+                waiting, patience = time.monotonic(), 60.0
+                tell(
+                    "not connected yet: is the server running, can it be reached, and is this kit "
+                    "one of its federation?"
+                    if kind == "client"
+                    else f"not ready yet; {state / LOG} says more"
+                )
         if asked:
             tell("stopping")
             return 0
@@ -157,13 +173,14 @@ def _read(child: subprocess.Popen[bytes], state: Path, tell: Tell) -> None:
 
 
 def _last_error(root: Path) -> str:
-    """The last line of FLARE's error log, if there is one."""
-    path = root / "error_log.txt"
+    """The last error in FLARE's log, if there is one."""
     try:
-        lines = path.read_text(errors="replace").splitlines()[-1:]
+        lines = (root / "error_log.txt").read_text(errors="replace").splitlines()
     except OSError:
         return ""
-    return f" ({lines[0].rpartition(' - ')[2][:200]})" if lines else ""
+    said = [line.rpartition(" - ")[2] for line in lines if " - ERROR - " in line]
+    said = [each for each in said if each and not each.startswith("Traceback")]
+    return f" ({said[-1][:200]})" if said else ""
 
 
 def end_trees(*pids: int) -> None:

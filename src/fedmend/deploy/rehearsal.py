@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedmend.data.folders import write_folder
 from fedmend.data.partition import Partition
-from fedmend.deploy import kits, session
+from fedmend.deploy import kits, submission
 from fedmend.deploy.deployed import make_plan
 from fedmend.deploy.kits import Kit
 from fedmend.deploy.processes import end_trees
@@ -98,7 +98,7 @@ def rehearse(
         started = time.perf_counter()
         stage = stack.enter_context(staged(root, silos, say))
         connected = time.perf_counter()
-        record = session.submit(
+        record = submission.submit(
             stage.submitter,
             method,
             settings,
@@ -168,6 +168,7 @@ class Stage:
     kit_folders: Path
     silos: tuple[str, ...]
     processes: dict[str, subprocess.Popen[bytes]]
+    environment: Mapping[str, str] | None = None
 
     @property
     def submitter(self) -> Kit:
@@ -184,9 +185,9 @@ class Stage:
         folder = self.state(silo) / "runs" / record["engine"]["run"]
         return load_file(folder / records.OWN_WEIGHTS / f"{silo}.safetensors")
 
-    def start(self, party: str, env: Mapping[str, str] | None = None) -> None:
+    def start(self, party: str, kit: Path | None = None) -> None:
         """Start a party's command, as its organisation would."""
-        kit = self.kit_folders / party
+        kit = kit or self.kit_folders / party
         kind = ["server", kit] if party == kits.SERVER else ["silo", kit, "--graph"]
         graph = [] if party == kits.SERVER else [self.graph(party)]
         command = [*kind, *graph, "--state", self.state(party)]
@@ -198,7 +199,7 @@ class Stage:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=None if env is None else dict(env),
+                env=None if self.environment is None else dict(self.environment),
             )
 
     def stop(self, *parties: str) -> None:
@@ -234,10 +235,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def staged(root: Path, silos: Partition, say: Callable[[str], None]) -> Iterator[Stage]:
+def staged(
+    root: Path,
+    silos: Partition,
+    say: Callable[[str], None],
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Stage]:
     """Fresh kits, graphs in folders, and every party's process, all connected; ended at the end."""
     names = kits.check_silo_names(silos.names)
-    stage = Stage(root, root / "kits", tuple(sorted(names)), {})
+    stage = Stage(root, root / "kits", tuple(sorted(names)), {}, environment)
     kits.provision(stage.kit_folders, f"localhost:{free_port()}", names)
     for name, graph in silos.silos.items():
         write_folder(graph, stage.graph(name))
