@@ -14,7 +14,6 @@ A kit holds `kit.json` (who this is, where the server is), `party.crt` and `part
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -75,23 +74,14 @@ class Provisioned:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """`host`, `host:port` or `[::1]:port` as host and port."""
-    bracketed = re.fullmatch(r"\[([0-9A-Fa-f:.]+)\](?::(\d+))?", text)
-    host, port = bracketed.groups() if bracketed else (text, None)
-    if not bracketed and text.count(":") == 1:
-        host, _, port = text.partition(":")
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        if not _HOST.fullmatch(host):
-            raise SettingsError(
-                f"--server {text!r} is not allowed: give a host name or an address, and a port if "
-                f"it is not {PORT} (server.example.org:{PORT})"
-            ) from None
-    try:
-        number = PORT if port is None else int(port)
-    except ValueError:
-        number = 0
+    """`host` or `host:port` as host and port; FLARE knows no IPv6 addresses."""
+    host, colon, port = text.partition(":")
+    if not _HOST.fullmatch(host):
+        raise SettingsError(
+            f"--server {text!r} is not allowed: give a host name or an IPv4 address, and a port "
+            f"if it is not {PORT} (server.example.org:{PORT})"
+        )
+    number = PORT if not colon else int(port) if port.isdecimal() and len(port) < 6 else 0
     if not 1 <= number < 2**16:
         raise SettingsError(f"--server {text!r} is not allowed: a port is a number from 1 to 65535")
     return host, number

@@ -172,7 +172,7 @@ def server_workspace(kit: Kit, state: Path) -> Path:
                 {
                     "id": "job_scheduler",
                     "path": "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
-                    "args": {"max_jobs": 1, "max_schedule_count": 3, "min_schedule_interval": 1.0},
+                    "args": {"max_jobs": 4, "max_schedule_count": 3, "min_schedule_interval": 1.0},
                 },
                 {
                     "id": "job_manager",

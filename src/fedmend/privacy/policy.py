@@ -87,7 +87,8 @@ def read_policy(path: Path) -> Policy:
             if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
                 raise SettingsError(f"{path}: {key} must be a list of names in quotes")
             given[key] = tuple(value)
+    kinds = {kind.value for kind in Kind if kind is not Kind.FRAMING}  # framing leaves with any
     for kind in given.get("refuse_kinds", ()):
-        if kind not in set(Kind) - {Kind.FRAMING}:
-            raise UnknownNameError(f"kind in {path}:", kind, set(Kind) - {Kind.FRAMING})
+        if kind not in kinds:
+            raise UnknownNameError(f"kind in {path}:", kind, kinds)
     return Policy(**given)
