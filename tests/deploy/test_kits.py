@@ -181,3 +181,13 @@ def test_an_authority_without_its_key(tmp_path: Path) -> None:
     (tmp_path / kits.AUTHORITY / kits.KEY).unlink()
     with pytest.raises(FedmendError, match="no usable signing key"):
         kits.provision(tmp_path, "localhost", ["west"])
+
+
+def test_removed_silos(made: Path, tmp_path: Path) -> None:
+    kit = kits.read_kit(copy(made, "server", tmp_path / "kit"))
+    assert kits.read_removed(kit) == []
+    kit.file(kits.REMOVED).write_text("south\n\n north \nsouth\n")
+    assert kits.read_removed(kit) == ["north", "south"]
+    kit.file(kits.REMOVED).write_text("north, south\n")
+    with pytest.raises(FileFormatError, match="'north, south' is not the name of a silo"):
+        kits.read_removed(kit)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 FORMAT = "fedmend kit 1"
 KIT, CERTIFICATE, KEY, ROOT = "kit.json", "party.crt", "party.key", "root.crt"
 AUTHORITY, SERVER, SUBMITTER, OBSERVER = "authority", "server", "submitter", "observer"
+REMOVED = "removed.txt"
 RESERVED = (AUTHORITY, SERVER, SUBMITTER, OBSERVER)
 PORT = 8702
 ORGANISATION = "fedmend"
@@ -263,6 +264,22 @@ def read_kit(folder: Path, *roles: Role) -> Kit:
         raise FileFormatError(f"{folder / CERTIFICATE} is not a certificate: {error}") from error
     _check_expiry(certificate.not_valid_after_utc, folder)
     return Kit(folder, role, str(name), str(host), port, certificate.not_valid_after_utc)
+
+
+def read_removed(kit: Kit) -> list[str]:
+    """Silos that a server no longer lets in: names in `removed.txt` of its kit, one per line."""
+    path = kit.file(REMOVED)
+    if not path.exists():
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"cannot read {path}: {error}") from error
+    names = [line.strip() for line in lines if line.strip()]
+    for name in names:
+        if not _SILO.fullmatch(name):  # a name that is misspelt would let its silo in
+            raise FileFormatError(f"{path}: {name[:80]!r} is not the name of a silo")
+    return sorted(set(names))
 
 
 _ARTICLES = {

@@ -21,11 +21,12 @@ from types import FrameType
 
 import psutil
 
+from fedmend.deploy import kits
 from fedmend.deploy.job import READY, STATUS
 from fedmend.deploy.kits import Kit
 from fedmend.deploy.workspace import parent_options, server_workspace, silo_workspace
 from fedmend.errors import FederationError, SettingsError
-from fedmend.files import make_folder, storage_errors
+from fedmend.files import make_folder, storage_errors, write_json
 from fedmend.privacy.policy import POLICY_FILE, read_policy
 
 LOG = "log.txt"
@@ -52,8 +53,12 @@ def serve(kit: Kit, state: Path, tell: Tell) -> int:
     """Be the server until asked to stop; the exit code."""
     with _Lock(state):
         root = server_workspace(kit, state)
+        removed = kits.read_removed(kit)
+        write_json(root / "disabled_clients.json", {"disabled_clients": removed})  # FLARE's name
         tell(f"server of {kit.address}; state and log in {state}")
         _tell_expiry(kit, tell)
+        if removed:
+            tell(f"not let in: {', '.join(removed)}")
         return _look_after("server", kit, root, state, tell)
 
 

@@ -30,7 +30,7 @@ DEPLOYMENT = "deployment.json"
 """In a run's folder at the submitter: how to find the run again at the server."""
 
 POLL_EVERY = 0.3
-START_WITHIN = 180.0
+START_WITHIN = 330.0
 _LARGEST_FILE = 16 * 2**30
 
 
@@ -65,7 +65,7 @@ def write_job(folder: Path, plan: Mapping[str, Any], silos: list[str]) -> Path:
                 {
                     "id": "controller",
                     "path": "nvflare.collab.runtime.controller.CollabController",
-                    "args": {"server_obj_id": "server", "sync_task_timeout": 120, **threads},
+                    "args": {"server_obj_id": "server", "sync_task_timeout": 300, **threads},
                 }
             ],
         },

@@ -154,7 +154,7 @@ def server_workspace(kit: Kit, state: Path) -> Path:
                     "max_num_clients": 1000,
                     "heart_beat_timeout": int(6 * HEARTBEAT),
                     "download_job_url": "",
-                    "admin_timeout": 10.0,
+                    "admin_timeout": 30.0,
                 }
             ],
             "snapshot_persistor": {

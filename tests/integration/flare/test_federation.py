@@ -221,3 +221,17 @@ def test_a_job_that_names_other_classes(federation: Federation, tmp_path: Path) 
     assert "FINISHED" in outcome
     assert "COMPLETED" not in outcome
     assert not marker.exists()
+
+
+def test_a_removed_silo_does_not_get_in_any_more(federation: Federation) -> None:
+    """The last test of this file: silo-2 stays out."""
+    stage = federation.stage
+    (stage.kit_folders / kits.SERVER / kits.REMOVED).write_text("silo-2\n")
+    stage.stop(kits.SERVER)
+    federation.revive()
+    for name in ("silo-0", "silo-1"):
+        stage.wait_for(kits.SERVER, f"silo {name} is connected", 60)
+    time.sleep(12)  # as long as a silo needs at most to try again
+    assert "not let in: silo-2" in stage.printed(kits.SERVER)
+    assert "silo silo-2 is connected" not in stage.printed(kits.SERVER)
+    assert connected(federation) == ["silo-0", "silo-1"]
