@@ -276,6 +276,17 @@ def test_a_slow_step_loses_its_silo_for_that_step(
     assert (5, "silo-1") in rows
 
 
+def test_the_time_limit_is_for_the_methods_steps(place: Place) -> None:
+    desk, graph = place.desks["silo-1"], PARTITION.silos["silo-1"]
+
+    def slowly_read() -> Graph:
+        time.sleep(0.7)
+        return graph
+
+    desk._graph_of = slowly_read
+    assert place.run("fedavg", timeout=0.5)["said"] == []
+
+
 SECRET = "patient 4711 has a row nobody may see"
 
 

@@ -231,7 +231,7 @@ class ServerJob:
             text = f"{type(error).__name__} at the server; its log says more"
             self._event("failed", error="InternalError", text=text)
             tell(f"run {self._plan['run']} failed: {error!r}")
-        while not self._fetched.wait(0.2):
+        while not self._fetched.wait(0.2) and not collab.is_aborted:
             if time.monotonic() - self._heard > SETTLE:
                 break
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,8 +29,10 @@ def session(kit: Kit) -> Iterator[Any]:
 
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)
     logging.getLogger().setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="fedmend-") as folder:
-        root = person_workspace(kit, Path(folder))
+    # FLARE wants a copy of the key in a folder of its own; better inside the kit than in /tmp.
+    place = kit.folder if os.access(kit.folder, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix=".session-", dir=place) as folder:
+        root = person_workspace(kit, Path(folder).resolve())
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 opened = new_secure_session(

@@ -277,12 +277,14 @@ class Flare(EngineBase[S]):
         self, name: str, ticket: int, where: str, step: str, request: bytes
     ) -> bytes | SiloLost:
         line, started, asked = self._lines[name], time.monotonic(), step
+        # The method's steps have a time limit; reading a graph or saving a state is none of them.
+        timeout = None if self._phase in PLATFORM_PHASES else self._timeout
         while True:
             patience = _PATIENCE
-            if self._timeout is not None:
-                left = started + self._timeout - time.monotonic()
+            if timeout is not None:
+                left = started + timeout - time.monotonic()
                 if left <= 0:
-                    return SiloLost(name, f"no answer within {self._timeout:g} s")
+                    return SiloLost(name, f"no answer within {timeout:g} s")
                 patience = min(patience, left)
             try:
                 answer = line(ticket, where, asked, request, patience, self._answer_within)
