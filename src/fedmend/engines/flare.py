@@ -73,6 +73,9 @@ PLATFORM_PHASES = ("handshake", "checkpoints", "evaluation")
 ANSWER_WITHIN = 8.0
 """Seconds a living silo may take to say at least that it is still busy."""
 
+SLOWEST = 2.5e6
+"""Bytes per second: large messages get that much longer, also on a machine that has much to do."""
+
 _PATIENCE = 2.0
 """Seconds a call waits at the desk for a step to finish."""
 
@@ -154,7 +157,8 @@ class Flare(EngineBase[S]):
         lines: how each silo is reached; a name without a line is lost from the start.
         names: all silos of the run.
         timeout: seconds a step may take before its silo is lost for it; None = any time.
-        answer_within: seconds within which a living silo says at least that it is busy.
+        answer_within: seconds within which a living silo says at least that it is busy; longer
+            for large messages, see `SLOWEST`.
         largest_message: bytes a silo's reply may have.
         others: see `EngineBase`.
     """
@@ -277,6 +281,7 @@ class Flare(EngineBase[S]):
         self, name: str, ticket: int, where: str, step: str, request: bytes
     ) -> bytes | SiloLost:
         line, started, asked = self._lines[name], time.monotonic(), step
+        within = self._answer_within + len(request) / SLOWEST  # a reply is often as large
         # The method's steps have a time limit; reading a graph or saving a state is none of them.
         timeout = None if self._phase in PLATFORM_PHASES else self._timeout
         while True:
@@ -287,9 +292,9 @@ class Flare(EngineBase[S]):
                     return SiloLost(name, f"no answer within {timeout:g} s")
                 patience = min(patience, left)
             try:
-                answer = line(ticket, where, asked, request, patience, self._answer_within)
+                answer = line(ticket, where, asked, request, patience, within)
             except (TimeoutError, ConnectionError) as error:
-                lost = SiloLost(name, _why_unreached(error, self._answer_within))
+                lost = SiloLost(name, _why_unreached(error, within))
                 self._unreached[name] = lost
                 return lost
             if answer.get("state") != "busy":
@@ -362,7 +367,7 @@ class Flare(EngineBase[S]):
 
 def _why_unreached(error: Exception, seconds: float) -> str:
     if isinstance(error, TimeoutError):
-        return f"no sign of life for {seconds:g} s"
+        return f"no sign of life for {seconds:.0f} s"
     return "it cannot be reached"
 
 
