@@ -37,6 +37,7 @@ def kits(fedmend: Command) -> str:
         (("server", "nowhere"), "is not a start-up kit"),
         (("server", "kits/north"), "the kit of a silo; this command takes that of the server"),
         (("silo", "kits/north", "--graph", "nowhere"), "nowhere is not a folder with a graph"),
+        (("silo", "kits/north", "--graph", "kits"), "it needs the tables nodes and edges"),
         (("silo", "kits/submitter", "--graph", "."), "this command takes that of a silo"),
         (("status", "kits/server"), "takes that of a submitter or an observer"),
         (("submit", "kits/submitter", "fedagv"), "did you mean 'fedavg'"),
@@ -60,6 +61,8 @@ def test_a_policy_that_makes_no_sense_stops_a_silo_at_once(
     kits: str, fedmend: Command, tmp_path: Path
 ) -> None:
     (tmp_path / kits / "north" / "policy.toml").write_text('refuse_kinds = ["embedings"]')
+    for table in ("nodes", "edges"):
+        (tmp_path / f"{table}.csv").write_text("id\n")
     done = fedmend("silo", f"{kits}/north", "--graph", ".")
     assert done.returncode == 2
     assert "did you mean 'embeddings'" in done.stderr

@@ -21,6 +21,7 @@ from types import FrameType
 
 import psutil
 
+from fedmend.data.tables import find_table
 from fedmend.deploy import kits
 from fedmend.deploy.job import READY, STATUS
 from fedmend.deploy.kits import Kit
@@ -64,8 +65,11 @@ def serve(kit: Kit, state: Path, tell: Tell) -> int:
 
 def be_silo(kit: Kit, graph: Path, state: Path, tell: Tell) -> int:
     """Be a silo until asked to stop; the exit code."""
-    if not graph.is_dir():
-        raise SettingsError(f"{graph} is not a folder with a graph")
+    if not graph.is_dir() or not all(find_table(graph, name) for name in ("nodes", "edges")):
+        raise SettingsError(
+            f"{graph} is not a folder with a graph: it needs the tables nodes and edges; "
+            f"`fedmend check {graph}` says more"
+        )
     policy = kit.file(POLICY_FILE).resolve()
     read_policy(policy)
     with _Lock(state):
