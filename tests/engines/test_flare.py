@@ -555,7 +555,9 @@ def introduced(place: Place, name: str = "silo-0") -> Iterator[Desk]:
     desk = place.desks[name]
     config = json.dumps(make_plan("fedavg", SETTINGS, NAMES, run=RUN)["settings"])
     plan = Plan(run=RUN, method="fedavg", settings=config, seed=0, threads=1, resumed=False)
-    for ticket, (step, given) in enumerate((("introduce", plan), ("prepare", Nothing())), 1):
+    for ticket, (step, given) in enumerate(
+        (("desk.introduce", plan), ("desk.prepare", Nothing())), 1
+    ):
         answer = desk.perform(ticket, "handshake/0", step, wire.encode(given).data, 30.0)
         assert answer["state"] == "done", place.told[name]
     yield desk
@@ -569,6 +571,9 @@ def introduced(place: Place, name: str = "silo-0") -> Iterator[Desk]:
         ("own_weights", wire.encode(Nothing()).data),
         ("local", wire.encode(Nothing()).data),
         ("no_such_step", wire.encode(Nothing()).data),
+        ("prepare", wire.encode(Nothing()).data),
+        ("desk.train", wire.encode(Nothing()).data),
+        ("desk.perform", wire.encode(Nothing()).data),
         ("perform", wire.encode(Nothing()).data),
         ("_run", wire.encode(Nothing()).data),
         ("train", wire.encode(Nothing()).data),
@@ -590,10 +595,10 @@ def test_a_desk_performs_declared_steps_on_declared_messages_only(
 
 def test_a_desk_that_was_not_introduced_does_nothing(place: Place) -> None:
     desk = place.desks["silo-0"]
-    for step in ("prepare", "keep", "score", "train"):
+    for step in ("desk.prepare", "desk.keep", "desk.score", "train"):
         given: Any = {
-            "keep": flare.Place("training", 1),
-            "score": flare.FinalModel({}, False),
+            "desk.keep": flare.Place("training", 1),
+            "desk.score": flare.FinalModel({}, False),
             "train": fedavg.Weights({}),
         }.get(step, Nothing())
         ticket = len(step) + 100

@@ -271,6 +271,8 @@ class Flare(EngineBase[S]):
         self._ticket += 1
         ticket, where = self._ticket, f"{self._phase}/{self._round}"
         names = list(requests)
+        if self._phase in PLATFORM_PHASES:
+            step = _DESK + step
 
         def one(name: str) -> bytes | SiloLost:
             return self._perform(name, ticket, where, step, requests[name])
@@ -318,7 +320,7 @@ class Flare(EngineBase[S]):
                 raise RefusedError(f"{name} takes no part: {sentence}")
             if kind == StorageError.__name__:
                 raise StorageError(f"{name} cannot save its state: {sentence}")
-            return SiloLost(name, f"{kind} in step {step}: {sentence}")
+            return SiloLost(name, f"{kind} in step {step.removeprefix(_DESK)}: {sentence}")
         raise WireError(f"{name} answered with something that is no answer of ours")
 
     def _probe(self) -> None:
@@ -505,8 +507,8 @@ class Desk:
 
     def _step(self, step: str) -> Callable[[Any], Any]:
         """The step of this name: one of the desk's own, or one that the method's silo declares."""
-        if step in _DESK_STEPS:
-            own: Callable[[Any], Any] = getattr(self, step)
+        if step.startswith(_DESK) and step.removeprefix(_DESK) in _DESK_STEPS:
+            own: Callable[[Any], Any] = getattr(self, step.removeprefix(_DESK))
             return own
         if self._silo is None or step not in steps_of(type(self._silo)):
             raise WireError(f"there is no step {step!r}")
@@ -655,6 +657,9 @@ class Desk:
             digest.update(part.contiguous().numpy().data)
         return digest.hexdigest()
 
+
+_DESK = "desk."
+"""Before the names of a desk's own steps: a method's silo may well have steps of the same names."""
 
 _DESK_STEPS = ("introduce", "prepare", "keep", "take_back", "score")
 
