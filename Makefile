@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST_WORKERS ?= 2
+DEPLOYED := tests/integration/flare
 
 .DEFAULT_GOAL := help
 
@@ -22,8 +23,10 @@ $(READY): pyproject.toml constraints.txt
 install: $(READY) ## create .venv and install the exact pins
 demo: $(READY) ## train Local, FedSage and Global on Cora, 5 silos; under a minute
 	@$(BIN)/fedmend demo
-test: $(READY) ## run all tests
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(ARGS)
+test: $(READY) ## run all tests but those of deployment
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --ignore $(DEPLOYED) $(ARGS)
+test-deploy: $(READY) ## run the tests of deployment: real processes, a few minutes
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(DEPLOYED) $(ARGS)
 test-browser: $(READY) ## look at the report in Debian's chromium; pictures in build/screenshots
 	@command -v chromium >/dev/null || { apt-get update && apt-get install -y --no-install-recommends chromium; }
 	FEDMEND_SCREENSHOTS=$(CURDIR)/build/screenshots $(BIN)/python -m pytest tests/browser $(ARGS)
@@ -35,10 +38,10 @@ format: $(READY) ## rewrite the code in the house style
 	$(BIN)/ruff format .
 types: $(READY) ## mypy, strict
 	$(BIN)/mypy
-check: lint types test ## lint + types + tests: what CI runs
+check: lint types test test-deploy ## lint + types + all tests: what CI runs
 bench: $(READY) ## measure accuracy, speed, memory and growth; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks $(ARGS)
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help install demo test test-browser lint format types check bench clean
+.PHONY: help install demo test test-browser test-deploy lint format types check bench clean

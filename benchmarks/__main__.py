@@ -24,6 +24,7 @@ NAMES = {
     "growth": "seconds and memory from 10 thousand to a million nodes",
     "startup": "how quickly the command line answers",
     "sampling": "the neighbour sampler beside a plain loop",
+    "deployment": "a server and silos as processes, beside the in-process engine",
 }
 
 # Options that only some benchmarks heed: ignoring one in silence would mislead.

@@ -754,6 +754,77 @@ def _sampling(result: Result, _: Result) -> list[str]:
     ]
 
 
+# Deployment
+
+
+def _deployment(result: Result, _: Result) -> list[str]:
+    settings, rows = result["settings"], result["rows"]
+    targets = settings["targets"]
+    runs, exchanges, memory, many = (
+        [row for row in rows if row["kind"] == kind]
+        for kind in ("run", "exchange", "memory", "many")
+    )
+    return [
+        "A server and silos as processes of their own on one machine, mutual TLS over loopback; "
+        "beside it the same run in-process. *The same* means: weights equal bit for bit.\n",
+        f"### Cora, {settings['silos']} silos, {settings['rounds']} rounds\n",
+        "From `submit` to the run's folder, the federation being up (which took "
+        f"{runs[0]['seconds_to_connect']:.1f} s: server, silos, connections). The first round is "
+        "counted from `submit` too: job processes start, import torch and read their graphs.\n",
+        table(
+            ["", "first round s", "deployed s", "in-process s", "target s", "", "weights"],
+            [
+                [
+                    _name(row["method"]),
+                    f"{row['to_first_round']:.1f}",
+                    f"{row['deployed_seconds']:.1f}",
+                    f"{row['in_process_seconds']:.1f}",
+                    f"< {_deployed_target(row, targets):.0f}",
+                    met(row["deployed_seconds"], _deployed_target(row, targets)),
+                    "the same" if row["same"] else "**different**",
+                ]
+                for row in runs
+            ],
+        ),
+        f"The target is {targets['fixed']:.0f} s and {targets['times']:.0f} times in-process.\n",
+        "### One exchange\n",
+        f"A round of {settings['silos']} silos on graphs of a few nodes, mean of "
+        f"{settings['exchanges']}: the message to every silo, a step of almost no work, the reply. "
+        "What it takes more than in-process is the deployment's.\n",
+        table(
+            ["each way", "deployed ms", "in-process ms", "more ms", "weights"],
+            [
+                [
+                    row["what"],
+                    _ms(row["step_seconds"]),
+                    _ms(row["in_process_step_seconds"]),
+                    _ms(row["step_seconds"] - row["in_process_step_seconds"]),
+                    "the same" if row["same"] else "**different**",
+                ]
+                for row in exchanges
+            ],
+        ),
+        "### Memory\n",
+        "The most each process held (resident, shared libraries counted in each) in the first run "
+        "above. *command* is `fedmend server` or `fedmend silo`, *FLARE* its long-running child, "
+        "*job* the process of the run.\n",
+        table(["process", "MB"], [[row["what"], f"{row['mb']:.0f}"] for row in memory]),
+        f"### {settings['many']} silos\n",
+        *(
+            f"{row['silos']} silos and a server on {result['machine']['cores']} cores: connected "
+            f"after {row['seconds_to_connect']:.0f} s; FedAvg on Cora, {row['rounds']} rounds, "
+            f"{row['deployed_seconds']:.0f} s from `submit` to the folder, {row['lost']} silos "
+            f"lost, weights {'the same' if row['same'] else '**different**'}; all processes "
+            f"together held at most {row['memory_mb'] / 1000:.1f} GB.\n"
+            for row in many
+        ),
+    ]
+
+
+def _deployed_target(row: Row, targets: Row) -> float:
+    return float(targets["fixed"] + targets["times"] * row["in_process_seconds"])
+
+
 Section = Callable[[Result, Result], list[str]]
 SECTIONS: dict[str, tuple[str, Section]] = {
     "accuracy": ("Accuracy", _accuracy),
@@ -766,4 +837,5 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "growth": ("Growth", _growth),
     "startup": ("Start-up", _startup),
     "sampling": ("Neighbour sampling", _sampling),
+    "deployment": ("Deployment", _deployment),
 }

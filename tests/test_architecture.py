@@ -26,7 +26,7 @@ LAYERS = [
     {"methods"},
     {"engines", "reports"},
     {"run", "tracking"},
-    {"experiments", "predictions"},
+    {"experiments", "predictions", "deploy"},
     {"cells", "retracing"},
     {"studies", "bench"},
     {"cli"},
@@ -128,7 +128,15 @@ def test_light_imports_stay_light(statement: str) -> None:
 def test_training_does_not_import_what_only_some_need() -> None:
     loaded = loaded_by("import fedmend.run")
     assert "torch" in loaded
-    assert not loaded & {"torch_geometric", "pymetis", "sklearn", "matplotlib", "typer", "rich"}
+    assert not loaded & {
+        "torch_geometric",
+        "pymetis",
+        "sklearn",
+        "matplotlib",
+        "typer",
+        "rich",
+        "nvflare",
+    }
 
 
 def test_no_module_uses_pickle_to_read() -> None:

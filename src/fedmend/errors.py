@@ -8,7 +8,8 @@ FedmendError                 something the user can act on: one line, exit code 
 │   ├── FileFormatError      a file that is malformed, or hostile
 │   └── DatasetMissingError  a dataset that is neither here nor downloadable
 ├── FederationError          the federation cannot go on
-│   └── TooFewSilosError     fewer silos answered than the run asks for
+│   ├── TooFewSilosError     fewer silos answered than the run asks for
+│   └── RefusedError         a silo's policy, or a role, does not allow it
 ├── WireError                bytes that are no message of ours, or a message that may not be sent
 └── StorageError             a disk that is full, a folder that cannot be written
 
@@ -62,6 +63,10 @@ class FederationError(FedmendError):
 
 class TooFewSilosError(FederationError):
     """Fewer silos answered than the run asks for."""
+
+
+class RefusedError(FederationError):
+    """A silo's policy, or a role, does not allow it."""
 
 
 class WireError(FedmendError):

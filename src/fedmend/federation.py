@@ -15,6 +15,7 @@ Messages are frozen dataclasses made with `@message`; each field says by its ann
 from __future__ import annotations
 
 import dataclasses
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ def content_sizes(sent: Any) -> dict[Kind, int]:
         elif isinstance(value, dict) and all(isinstance(each, Tensor) for each in value.values()):
             size = sum(each.nbytes for each in value.values())
         else:
-            size = len(str(value))
+            size = len(json.dumps(value))  # as the wire writes it
         sizes[rule.kind] = sizes.get(rule.kind, 0) + size
     return sizes
 

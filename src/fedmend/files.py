@@ -48,14 +48,14 @@ def make_folder(path: Path) -> Path:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, rights: int = 0o666) -> Iterator[Path]:
     """Give a temporary path beside `path`; rename it into place if the block succeeds."""
     make_folder(path.parent)
     with storage_errors(path):
         # Opened here and not by mkstemp, which gives owner-only rights: a result file gets the
         # user's usual ones, and the umask cannot be read without changing it for all threads.
         temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}"
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, rights))
         try:
             yield temporary
             with temporary.open("rb") as file:
@@ -69,6 +69,12 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path` completely or not at all."""
     with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_secret(path: Path, data: bytes) -> None:
+    """Write a file that its owner alone can read, completely or not at all."""
+    with replacing(path, rights=0o600) as temporary:
         temporary.write_bytes(data)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedmend import methods
 from fedmend.config import make
 from fedmend.data.partition import Partition
-from fedmend.engines.base import Watch
+from fedmend.engines.base import EngineBase, Watch
 from fedmend.engines.inprocess import Fault, InProcess, torch_threads
 from fedmend.errors import DataError, SettingsError, UnknownNameError
 from fedmend.evaluation.evaluate import Scores, check_mode, evaluate, model_with, predict
@@ -172,8 +172,7 @@ def train(
         settings: of the method: `fedmend methods NAME` lists them.
     """
     started = time.perf_counter()
-    chosen = methods.find(method)
-    config = make(chosen.settings_type, _with_fixed(chosen, settings))
+    chosen, config = choose(method, settings)
     if resume and out is None:
         raise SettingsError("resume needs the folder of the run to go on with: give out=...")
     if checkpoint_every < 1:
@@ -212,7 +211,7 @@ def train(
         checkpoint_file=None if folder is None else folder / records.CHECKPOINT,
         checkpoint_every=checkpoint_every,
         # Threads too: another number of them may round differently.
-        fingerprint=_fingerprint({**what, "threads": threads}, graphs, extra),
+        fingerprint=fingerprint({**what, "threads": threads}, graphs, extra),
         resume=resume,
     )
     set_up = time.perf_counter() - started
@@ -246,21 +245,76 @@ def train(
     if chosen.sees_beyond:
         count_surroundings(ledger, silos, graphs)
     now = time.perf_counter()
-    record = {
+    record = make_record(
+        what,
+        engine,
+        ledger,
+        dataset=dataset,
+        data=asdict(silos.statistics()),
+        about={"name": "in-process", "threads": threads},
+        shape=shape,
+        shared=weights is not None,
+        own=own,
+        pooled=chosen.pooled,
+        scores=scores,
+        seconds=now - started,
+        phases={"set-up": set_up, **engine.timings.phases, "evaluation": now - testing},
+    )
+    record["measured"]["workers"] = engine.workers
+    # What only one process that holds all silos can know.
+    record["source"] = None if source is None else dict(source)
+    record["privacy"] = chosen.privacy(config, graphs)
+    record["generator"] = _generated(engine.silos, silos)
+    record["bytes"].update(_inside_silos(engine.silos))
+    names = schema.label_names
+    result = Result(chosen, shape, names, weights, own, scores, ledger, engine.history, record)
+    if folder is not None:
+        result.save(folder)
+    return result
+
+
+def choose(method: str, settings: Mapping[str, Any]) -> tuple[Method, Any]:
+    """The method of this name and its settings, checked."""
+    chosen = methods.find(method)
+    return chosen, make(chosen.settings_type, _with_fixed(chosen, settings))
+
+
+def make_record(
+    what: Mapping[str, Any],
+    engine: EngineBase[Any],
+    ledger: Ledger,
+    *,
+    dataset: str | None,
+    data: Mapping[str, Any],
+    about: Mapping[str, Any],
+    shape: ModelShape,
+    shared: bool,
+    own: Iterable[str],
+    pooled: bool,
+    scores: Scores | None,
+    seconds: float,
+    phases: Mapping[str, float],
+) -> dict[str, Any]:
+    """The record of a finished run, whichever engine it ran on.
+
+    what: the run's identity; data: what is known of the silos; about: the engine; shared: whether
+    there is a shared model; own: silos with a model of their own; phases: seconds of each.
+    """
+    return {
         "format": records.FORMAT,
         **what,
         "dataset": dataset,
-        "source": None if source is None else dict(source),
-        "data": asdict(silos.statistics()),
-        "engine": {"name": "in-process", "threads": threads},
+        "source": None,
+        "data": data,
+        "engine": about,
         "versions": records.versions(),
         "model": asdict(shape),
-        "label_names": list(schema.label_names),
-        "shared_model": weights is not None,
+        "label_names": list(engine.schema.label_names),
+        "shared_model": shared,
         "silos_with_own_model": sorted(own),
-        "pooled": chosen.pooled,
-        "privacy": chosen.privacy(config, graphs),
-        "generator": _generated(engine.silos, silos),
+        "pooled": pooled,
+        "privacy": None,
+        "generator": None,
         "result": None if scores is None else asdict(scores),
         "rounds": engine.history,
         "said": engine.sentences,
@@ -268,23 +322,16 @@ def train(
             "up": ledger.total("up"),
             "down": ledger.total("down"),
             "left_by_silo": ledger.left(),
-            **_inside_silos(engine.silos),
         },
         "measured": {
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": now - started,
-            "phases": {"set-up": set_up, **engine.timings.phases, "evaluation": now - testing},
+            "seconds": seconds,
+            "phases": phases,
             "steps": engine.timings.steps,
             "peak_memory_mb": records.peak_memory_mb(),
             "machine": platform.machine(),
-            "workers": engine.workers,
         },
     }
-    names = schema.label_names
-    result = Result(chosen, shape, names, weights, own, scores, ledger, engine.history, record)
-    if folder is not None:
-        result.save(folder)
-    return result
 
 
 def _inside_silos(silos: Mapping[str, SiloBase]) -> dict[str, Any]:
@@ -314,8 +361,7 @@ def _with_fixed(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def configure(method: str, given: Mapping[str, Any]) -> Any:
     """The settings object of a method's run; an error if a setting is unknown or not allowed."""
-    chosen = methods.find(method)
-    return make(chosen.settings_type, _with_fixed(chosen, given))
+    return choose(method, given)[1]
 
 
 def _graphs(method: Method, silos: Partition, settings: Any) -> dict[str, Graph]:
@@ -377,15 +423,21 @@ def default_mode(silos: Partition, method: Method) -> str:
 
 
 def identity(
-    method: Method, settings: Any, silos: Partition, seed: int, mode: str
+    method: Method, settings: Any, silos: Partition | None, seed: int, mode: str
 ) -> dict[str, Any]:
-    """What a run is: the part of its record that decides everything else in it."""
+    """What a run is: the part of its record that decides everything else in it.
+
+    Of silos that nobody sees together (None), the split has no hash.
+    """
+    split: dict[str, Any] = {"how": "deployed", "seed": None, "hash": None}
+    if silos is not None:
+        split = {"how": silos.how, "seed": silos.seed, "hash": silos.hash}
     return {
         "method": method.name,
         "settings": asdict(settings),
         "seed": seed,
         "evaluation": mode,
-        "split": {"how": silos.how, "seed": silos.seed, "hash": silos.hash},
+        "split": split,
     }
 
 
@@ -398,14 +450,15 @@ def is_same_run(
     evaluation: str | None,
 ) -> bool:
     """Whether a record is of the run that `train` would make of these arguments."""
-    chosen = methods.find(method)
-    config = make(chosen.settings_type, _with_fixed(chosen, settings))
+    chosen, config = choose(method, settings)
     wanted = identity(chosen, config, silos, seed, evaluation or default_mode(silos, chosen))
     return all(record.get(key) == value for key, value in wanted.items())
 
 
-def _fingerprint(
-    what: Mapping[str, Any], graphs: Mapping[str, Graph], extra: Mapping[str, Mapping[str, Any]]
+def fingerprint(
+    what: Mapping[str, Any],
+    graphs: Mapping[str, Graph],
+    extra: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
     """Identifies a run to its checkpoints; more rounds of the same are still the same run."""
     settings = {key: value for key, value in what["settings"].items() if key != "rounds"}
@@ -414,7 +467,7 @@ def _fingerprint(
     for _, graph in sorted(graphs.items()):
         values = graph.x.values() if is_sparse(graph.x) else graph.x.contiguous()
         digest.update(values.numpy().data)
-    for _, known in sorted(extra.items()):
+    for _, known in sorted((extra or {}).items()):
         border = known["border"]
         for part in (border.nodes, border.rows, border.silos, border.remote):
             digest.update(np.ascontiguousarray(part).data)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fedmend.data.partition import Partition
-from fedmend.engines import wire
 from fedmend.engines.base import Moment, Watch
 from fedmend.engines.inprocess import Fault, InProcess
 from fedmend.errors import TooFewSilosError, WireError
@@ -137,14 +136,12 @@ class Recording(InProcess[Silo]):
         super().__enter__()
         return self
 
-    def _exchange(
-        self, step: str, requests: Mapping[str, bytes]
-    ) -> Mapping[str, wire.Encoded | SiloLost]:
+    def _exchange(self, step: str, requests: Mapping[str, bytes]) -> Mapping[str, bytes | SiloLost]:
         answers = super()._exchange(step, requests)
         self.crossed += [(name, "down", len(data)) for name, data in requests.items()]
         for name, answer in answers.items():
-            if isinstance(answer, wire.Encoded):
-                self.crossed.append((name, "up", len(answer.data)))
+            if isinstance(answer, bytes):
+                self.crossed.append((name, "up", len(answer)))
         return answers
 
 

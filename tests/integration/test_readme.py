@@ -61,7 +61,7 @@ def without_figures(text: str) -> str:
     return re.sub(r"[ \n]+", " ", re.sub(r"[-+]?\d+(\.\d+)?", "#", text)).strip()
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "check", "bench", "help"])
+@pytest.mark.parametrize("target", ["demo", "test", "test-deploy", "check", "bench", "help"])
 def test_make_targets(target: str) -> None:
     """`make test` inside a test would never end, so what it would run is looked at."""
     done = run(["make", "--dry-run", target], ROOT)

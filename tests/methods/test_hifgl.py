@@ -203,18 +203,16 @@ class Observed(InProcess[Silo]):
         self.disturb = disturb
         self.asked: list[tuple[str, str, Any, Any]] = []
 
-    def _exchange(
-        self, step: str, requests: Mapping[str, bytes]
-    ) -> Mapping[str, wire.Encoded | SiloLost]:
+    def _exchange(self, step: str, requests: Mapping[str, bytes]) -> Mapping[str, bytes | SiloLost]:
         answers = dict(super()._exchange(step, requests))
         for name, answer in answers.items():
             if isinstance(answer, SiloLost):
                 continue
-            reply = wire.decode(answer.data)
+            reply = wire.decode(answer)
             if self.disturb is not None:
                 reply = self.disturb(step, name, reply)
                 answers[name] = (
-                    SiloLost(name, "it was cut off") if reply is None else wire.encode(reply)
+                    SiloLost(name, "it was cut off") if reply is None else wire.encode(reply).data
                 )
             self.asked.append((step, name, wire.decode(requests[name]), reply))
         return answers

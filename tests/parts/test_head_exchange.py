@@ -84,9 +84,7 @@ class Listening(InProcess[Any]):
 
     lose: tuple[str, str] = ("", "")
 
-    def _exchange(
-        self, step: str, requests: Mapping[str, bytes]
-    ) -> Mapping[str, wire.Encoded | SiloLost]:
+    def _exchange(self, step: str, requests: Mapping[str, bytes]) -> Mapping[str, bytes | SiloLost]:
         answers = dict(super()._exchange(step, requests))
         for name in answers:
             if (step, name) == self.lose:
@@ -94,7 +92,7 @@ class Listening(InProcess[Any]):
         self.heard = getattr(self, "heard", [])
         for name, request in requests.items():
             answer = answers[name]
-            reply = None if isinstance(answer, SiloLost) else wire.decode(answer.data)
+            reply = None if isinstance(answer, SiloLost) else wire.decode(answer)
             self.heard.append((step, name, wire.decode(request), reply))
         return answers
 

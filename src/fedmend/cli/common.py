@@ -90,6 +90,12 @@ JsonOption = Annotated[
 ]
 
 
+StateOption = Annotated[
+    Path | None,
+    typer.Option("--state", help="Folder for logs, checkpoints and models; default KIT-state."),
+]
+
+
 def out_console() -> Console:
     """For results: standard output."""
     from rich.console import Console
@@ -212,11 +218,12 @@ class Display:
 
 
 @contextmanager
-def stopping_gently(display: Display, folder: Path) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) ends the run after its round, saved; the second at once."""
-    from fedmend.engines.base import Interrupted
+def stopping_gently(display: Display, go_on: str) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) ends the run after its round, saved; the second at once.
 
-    go_on = f"go on with the same command and --out {folder} --resume"
+    go_on: how to go on, in words.
+    """
+    from fedmend.engines.base import Interrupted
 
     def on_signal(*_: int | FrameType | None) -> None:
         if display.stop():
@@ -256,6 +263,18 @@ def print_lines(rows: list[tuple[str, str]]) -> None:
     for name, text in rows:
         table.add_row(f"[bold]{escape(name)}[/]", escape(text))
     out_console().print(table)
+
+
+def resume_words(folder: Path) -> str:
+    """How to go on with a run that was stopped."""
+    return f"go on with the same command and --out {folder} --resume"
+
+
+def status_line(sentence: str) -> None:
+    """A line of a long-running process."""
+    stamp = datetime.now().strftime("%H:%M:%S")
+    sys.stdout.write(f"{stamp} {sentence}\n")
+    sys.stdout.flush()
 
 
 def print_json(value: Any) -> None:

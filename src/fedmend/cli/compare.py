@@ -59,7 +59,7 @@ def compare(
             checkpoint_every,
             common.sinks(track),
         )
-        with common.stopping_gently(display, folder):
+        with common.stopping_gently(display, common.resume_words(folder)):
             found = experiments.compare(names, plan, folder, display.watch)
     if json:
         summaries = [summarise_runs(runs).as_dict() for runs in found.values()]

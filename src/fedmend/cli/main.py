@@ -19,9 +19,15 @@ from fedmend.cli import (
     partition,
     predict,
     privacy,
+    provision,
+    rehearse,
     report,
     run,
+    server,
+    silo,
+    status,
     study,
+    submit,
 )
 from fedmend.errors import FedmendError
 
@@ -44,6 +50,12 @@ app.command("check")(check.check)
 app.command("methods")(listing.methods)
 app.command("datasets")(listing.datasets)
 app.command("splits")(listing.splits)
+app.command("provision")(provision.provision)
+app.command("server")(server.server)
+app.command("silo")(silo.silo)
+app.command("submit")(submit.submit)
+app.command("status")(status.status)
+app.command("rehearse")(rehearse.rehearse)
 app.add_typer(privacy.app, name="privacy")
 
 
@@ -76,3 +88,7 @@ def main() -> None:
 def _fail(sentence: str) -> None:
     typer.echo(f"fedmend: {sentence}", err=True)
     sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -58,7 +58,7 @@ def run(
             common.sinks(track),
         )
         folders = experiments.seed_folders(folder, chosen, resume)
-        with common.stopping_gently(display, folder):
+        with common.stopping_gently(display, common.resume_words(folder)):
             runs = experiments.run_seeds(method, plan, folders, display.watch)
     if seeds > 1:
         experiments.write_summary(folder, {method: runs})

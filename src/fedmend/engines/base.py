@@ -16,7 +16,15 @@ import torch
 
 from fedmend.engines import checkpoint, wire
 from fedmend.errors import SettingsError, WireError
-from fedmend.federation import Federation, Replies, Schema, SiloBase, SiloLost, step_types
+from fedmend.federation import (
+    Federation,
+    Replies,
+    Schema,
+    SiloBase,
+    SiloLost,
+    step_types,
+    wire_name,
+)
 from fedmend.parts.randomness import stream
 from fedmend.privacy.ledger import Ledger
 
@@ -162,30 +170,35 @@ class EngineBase(Federation[S]):
     # Transport
 
     @abstractmethod
-    def _exchange(
-        self, step: str, requests: Mapping[str, bytes]
-    ) -> Mapping[str, wire.Encoded | SiloLost]:
-        """Carry bytes to each silo's step and bring the encoded replies back."""
+    def _exchange(self, step: str, requests: Mapping[str, bytes]) -> Mapping[str, bytes | SiloLost]:
+        """Carry bytes to each silo's step and bring the replies' bytes back."""
+
+    def _gone(self) -> Mapping[str, SiloLost]:
+        """Silos that are known to be lost, so that nothing is sent to them."""
+        return {}
 
     def _ask(self, step: Callable[[S, M], R], requests: Mapping[str, wire.Encoded]) -> Replies[R]:
         started = time.perf_counter()
         _, reply_type = step_types(step)
-        for name, request in requests.items():
+        gone = {name: lost for name, lost in self._gone().items() if name in requests}
+        present = {name: each for name, each in requests.items() if name not in gone}
+        for name, request in present.items():
             self._count(name, "down", request)
-        data = {name: request.data for name, request in requests.items()}
+        data = {name: request.data for name, request in present.items()}
         answers = self._exchange(step.__name__, data)
-        replies: dict[str, R | SiloLost] = {}
+        replies: dict[str, R | SiloLost] = dict(gone)
         for name in sorted(answers):
             answer = answers[name]
             if isinstance(answer, SiloLost):
                 replies[name] = answer
                 self.say(f"{name} was lost {self._when()}: {answer.why}")
                 continue
-            self._count(name, "up", answer)
             try:
-                replies[name] = wire.decode(answer.data, allowed=(reply_type,))
+                reply = replies[name] = wire.decode(answer, allowed=(reply_type,))
             except WireError as error:
                 raise WireError(f"{name} sent something else than a reply: {error}") from error
+            sizes = wire.sizes_by_kind(reply, len(answer))
+            self._count(name, "up", wire.Encoded(answer, wire_name(reply_type), sizes))
         self.timings.add(self.timings.steps, step.__name__, started)
         return Replies(replies)
 

@@ -115,16 +115,14 @@ class InProcess(EngineBase[S]):
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _exchange(
-        self, step: str, requests: Mapping[str, bytes]
-    ) -> Mapping[str, wire.Encoded | SiloLost]:
-        def answer(name: str) -> wire.Encoded | SiloLost:
+    def _exchange(self, step: str, requests: Mapping[str, bytes]) -> Mapping[str, bytes | SiloLost]:
+        def answer(name: str) -> bytes | SiloLost:
             lost = self._inject(name)
             if lost is not None:
                 return lost
             perform: Callable[[Any], Any] = getattr(self._silos[name], step)
             expected, _ = step_types(perform.__func__)  # type: ignore[attr-defined]  # bound
-            return wire.encode(perform(wire.decode(requests[name], allowed=(expected,))))
+            return wire.encode(perform(wire.decode(requests[name], allowed=(expected,)))).data
 
         names = list(requests)
         if self._pool is None or len(names) == 1:

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
 from fedmend.errors import WireError
-from fedmend.federation import MESSAGES, FieldRule, field_rules, wire_name
+from fedmend.federation import MESSAGES, FieldRule, content_sizes, field_rules, wire_name
 from fedmend.privacy.ledger import Kind
 
 MESSAGE_LIMIT = 2**30
@@ -74,34 +74,27 @@ def encode(message: Any) -> Encoded:
         raise WireError(f"{type(message).__name__} is not a message: make it one with @message")
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
-    sizes: dict[Kind, int] = {}
     taken: set[int] = set()
     for field, rule in rules.items():
         value = getattr(message, field)
         where = f"{name}.{field}"
         if rule.type is Tensor:
             tensors[field] = _sendable(value, where, taken)
-            size = tensors[field].nbytes
         elif rule.type == dict[str, Tensor]:
             if not isinstance(value, dict):
                 raise WireError(f"{where} must be a dict of tensors, got {type(value).__name__}")
             if not all(type(key) is str and _is_text(key) for key in value):
                 raise WireError(f"{where} has a key that is not a text")
-            named = {f"{field}/{key}": _sendable(value[key], where, taken) for key in value}
-            tensors.update(named)
-            size = sum(tensor.nbytes for tensor in named.values())
+            tensors.update({f"{field}/{key}": _sendable(value[key], where, taken) for key in value})
         else:
             plain[field] = _plain(value, rule, where)
-            size = len(json.dumps(plain[field]))
-        sizes[rule.kind] = sizes.get(rule.kind, 0) + size
     header = json.dumps({"type": name, "fields": plain}, separators=(",", ":"))
     data = _written(tensors, {_METADATA: header})
     if int.from_bytes(data[:8], "little") > HEADER_LIMIT:
         raise WireError(
             f"{name} has more names and plain values than a message carries ({HEADER_LIMIT} bytes)"
         )
-    sizes[Kind.FRAMING] = len(data) - sum(sizes.values())
-    return Encoded(data, name, sizes)
+    return Encoded(data, name, sizes_by_kind(message, len(data)))
 
 
 def decode(
@@ -158,6 +151,12 @@ def _written(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> byte
     written = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     written += b" " * (-len(written) % 8)
     return b"".join([len(written).to_bytes(8, "little"), written, *parts])
+
+
+def sizes_by_kind(message: Any, total: int) -> dict[Kind, int]:
+    """How many of a message's `total` bytes on the wire are of which kind."""
+    sizes = content_sizes(message)
+    return {**sizes, Kind.FRAMING: total - sum(sizes.values())}
 
 
 def _is_text(key: str) -> bool:

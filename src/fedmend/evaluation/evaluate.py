@@ -114,14 +114,25 @@ def evaluate(
     }
     if not by_silo:
         raise DataError("nothing can be tested: no silo with a model has test nodes")
+    tested = _tests(whole) if whole is not None else sum(map(_tests, graphs.values()))
+    return mean_scores(mode, by_silo, tested)
+
+
+def mean_scores(mode: str, by_silo: dict[str, dict[str, float]], test_nodes: int) -> Scores:
+    """The mean of the silos' (or their models') figures; at least one of them."""
     count = len(by_silo)
     return Scores(
         mode=mode,
         accuracy=sum(each["accuracy"] for each in by_silo.values()) / count,
         macro_f1=sum(each["macro_f1"] for each in by_silo.values()) / count,
-        test_nodes=_tests(whole) if whole is not None else sum(map(_tests, graphs.values())),
+        test_nodes=test_nodes,
         by_silo=by_silo,
     )
+
+
+def score_silo(shape: ModelShape, weights: Weights, graph: Graph) -> dict[str, float]:
+    """One silo's part of `own-subgraph`, for a silo that nobody else can look into."""
+    return _test(model_with(shape, weights), graph)
 
 
 def _on_whole(mended: Mapping[str, Tensor], partition: Partition) -> Tensor:

@@ -54,9 +54,13 @@ class Ledger:
         self._bytes: Counter[tuple[str, int, str, Direction, str, str]] = Counter()
         self._totals: Counter[tuple[str, Direction]] = Counter()  # by silo: asked every round
         for entry in entries:
-            key = (entry.phase, entry.round, entry.silo, entry.direction)
-            self._bytes[(*key, entry.message, entry.kind)] += entry.bytes
-            self._totals[(entry.silo, entry.direction)] += entry.bytes
+            self.add(entry)
+
+    def add(self, entry: Entry) -> None:
+        """Count a line of another ledger."""
+        key = (entry.phase, entry.round, entry.silo, entry.direction)
+        self._bytes[(*key, entry.message, entry.kind)] += entry.bytes
+        self._totals[(entry.silo, entry.direction)] += entry.bytes
 
     def count(
         self,

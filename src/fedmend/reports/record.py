@@ -97,6 +97,12 @@ class SavedRun:
 
     def own_weights(self, silo: str) -> dict[str, Tensor]:
         """One silo's own model; `silo` must be one of `own`."""
+        deployed = self.record.get("engine", {}).get("name") == "flare"
+        if deployed and not (self.folder / OWN_WEIGHTS / f"{silo}.safetensors").exists():
+            raise FileFormatError(
+                f"{self.folder} does not hold {silo}'s own model: in a deployed run it stays at "
+                "the silo, in its state folder"
+            )
         return _weights(self.folder / OWN_WEIGHTS / f"{silo}.safetensors")
 
 

@@ -1,0 +1,119 @@
+"""A deployed run, at the server: the counterpart of `run.train` where nobody sees all graphs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fedmend.engines.base import Watch
+from fedmend.engines.flare import ANSWER_WITHIN, Flare, Line, Plan
+from fedmend.engines.inprocess import torch_threads
+from fedmend.engines.wire import MESSAGE_LIMIT
+from fedmend.errors import SettingsError
+from fedmend.reports import record as records
+from fedmend.run import choose, fingerprint, identity, make_record
+
+
+def make_plan(
+    method: str,
+    settings: Mapping[str, Any],
+    silos: list[str],
+    *,
+    run: str,
+    seed: int = 0,
+    threads: int = 1,
+    checkpoint_every: int = 10,
+    timeout: float | None = None,
+    answer_within: float = ANSWER_WITHIN,
+    largest_message: int = MESSAGE_LIMIT,
+    resume: bool = False,
+) -> dict[str, Any]:
+    """All a server needs to know of a run, as plain values; refused where it could not work."""
+    chosen, config = choose(method, settings)
+    if chosen.pooled:
+        raise SettingsError(
+            f"{chosen.name} cannot be deployed: it needs all raw data in one place; use "
+            f"`fedmend run {chosen.name}` where the whole graph is"
+        )
+    if config.min_silos > len(silos):
+        raise SettingsError(f"min_silos={config.min_silos}, but there are {len(silos)} silos")
+    if threads < 1 or checkpoint_every < 1:
+        raise SettingsError(
+            f"threads={threads}, checkpoint_every={checkpoint_every} is not allowed: from 1"
+        )
+    return {
+        "run": run,
+        "method": chosen.name,
+        "settings": asdict(config),
+        "silos": sorted(silos),
+        "seed": seed,
+        "threads": threads,
+        "checkpoint_every": checkpoint_every,
+        "timeout": timeout,
+        "answer_within": answer_within,
+        "largest_message": largest_message,
+        "resume": resume,
+    }
+
+
+def train_deployed(
+    plan: Mapping[str, Any], lines: Mapping[str, Line], folder: Path, watch: Watch
+) -> None:
+    """Run a plan over these lines and write the run's folder."""
+    started = time.perf_counter()
+    chosen, config = choose(plan["method"], plan["settings"])
+    seed, threads, resume = plan["seed"], plan["threads"], plan["resume"]
+    if resume and (folder / records.RECORD).exists():
+        return  # it was finished; the submitter just has not got it
+    what = identity(chosen, config, None, seed, "own-subgraph")
+    mark = fingerprint({**what, "threads": threads, "silos": plan["silos"]}, {})
+    engine: Flare[Any] = Flare(
+        lines,
+        plan["silos"],
+        seed,
+        timeout=plan["timeout"],
+        answer_within=plan["answer_within"],
+        largest_message=plan["largest_message"],
+        watch=watch,
+        checkpoint_file=folder / records.CHECKPOINT,
+        checkpoint_every=plan["checkpoint_every"],
+        fingerprint=mark,
+        resume=resume,
+    )
+    with engine, torch_threads(threads):
+        engine.introduce(
+            Plan(
+                run=plan["run"],
+                method=chosen.name,
+                settings=json.dumps(asdict(config)),
+                seed=seed,
+                threads=threads,
+                resumed=resume,
+            )
+        )
+        set_up = time.perf_counter() - started
+        weights = chosen.server(engine, config)
+        testing = time.perf_counter()
+        scores, own = engine.evaluate(weights)
+        now = time.perf_counter()
+    record = make_record(
+        what,
+        engine,
+        engine.ledger,
+        dataset=None,
+        # Of the silos' data the server knows nothing but what the method's messages said.
+        data={"silos": len(plan["silos"]), "missing_share": None},
+        about={"name": "flare", "threads": threads, "run": plan["run"], "silos": plan["silos"]},
+        shape=config.shape(engine.schema),
+        shared=weights is not None,
+        own=own,
+        pooled=False,
+        scores=scores,
+        seconds=now - started,
+        phases={"set-up": set_up, **engine.timings.phases, "evaluation": now - testing},
+    )
+    records.write_run(folder, record, weights, {}, engine.ledger)

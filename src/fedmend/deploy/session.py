@@ -1,0 +1,97 @@
+"""Talking to a server as a person; `fedmend status`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmend.deploy.kits import Kit
+from fedmend.deploy.workspace import person_workspace
+from fedmend.errors import FederationError, RefusedError
+
+CONNECT_WITHIN = 15.0
+"""Seconds a server may take to answer."""
+
+
+@contextmanager
+def session(kit: Kit) -> Iterator[Any]:
+    """A connection to the server, closed at the end; FLARE's chatter goes nowhere."""
+    from nvflare.fuel.flare_api import api_spec
+    from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+    logging.getLogger("nvflare").setLevel(logging.CRITICAL)
+    logging.getLogger().setLevel(logging.CRITICAL)
+    # FLARE wants a copy of the key in a folder of its own; better inside the kit than in /tmp.
+    place = kit.folder if os.access(kit.folder, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix=".session-", dir=place) as folder:
+        root = person_workspace(kit, Path(folder).resolve())
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                opened = new_secure_session(
+                    kit.name, str(root), timeout=CONNECT_WITHIN, auto_login_max_tries=3
+                )
+        except api_spec.AuthenticationError as error:
+            raise RefusedError(
+                f"the server at {kit.address} does not accept this kit's certificate"
+            ) from error
+        except (api_spec.NoConnection, ConnectionError, TimeoutError, RuntimeError) as error:
+            raise FederationError(
+                f"cannot connect to the server at {kit.address}: is it running, and is this kit "
+                "one of its federation?"
+            ) from error
+        try:
+            yield opened
+        finally:
+            with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+                opened.close()
+
+
+@contextmanager
+def explained(action: str) -> Iterator[None]:
+    """FLARE's own errors as ours."""
+    from nvflare.fuel.flare_api import api_spec
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    except api_spec.AuthorizationError as error:
+        raise RefusedError(f"this kit's role may not {action}") from error
+    except api_spec.NoConnection as error:
+        raise FederationError("the connection to the server is lost") from error
+
+
+@dataclass(frozen=True)
+class Status:
+    """Who is connected to a server and what runs there."""
+
+    server: str
+    silos: tuple[str, ...]
+    jobs: tuple[dict[str, str], ...]
+
+
+def status(kit: Kit) -> Status:
+    """Ask a server who is connected and what runs."""
+    with session(kit) as opened, explained("look at the federation"):
+        info = opened.get_system_info()
+        jobs = opened.list_jobs()
+    return Status(
+        server=kit.address,
+        silos=tuple(sorted(each.name for each in info.client_info)),
+        jobs=tuple(
+            {
+                "job": str(each.get("job_id")),
+                "name": str(each.get("job_name")),
+                "status": str(each.get("status")),
+                "submitted": str(each.get("submit_time")),
+            }
+            for each in jobs
+        ),
+    )

@@ -1,0 +1,292 @@
+"""`fedmend submit`: have a deployed federation run a method, follow it, and fetch the result.
+
+A job's files are written here by hand: two configurations that name classes of the installed
+package, and FLARE's description of where they go. There is nothing else in it, and no code.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import secrets
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmend.deploy.deployed import make_plan
+from fedmend.deploy.job import CHUNK, TOPIC
+from fedmend.deploy.kits import Kit
+from fedmend.deploy.session import CONNECT_WITHIN, explained, session
+from fedmend.engines.base import Interrupted, Moment, Watch
+from fedmend.errors import FederationError, RefusedError, SettingsError, UnknownNameError
+from fedmend.files import make_folder, read_json, replacing, write_json
+from fedmend.reports import record as records
+
+DEPLOYMENT = "deployment.json"
+"""In a run's folder at the submitter: how to find the run again at the server."""
+
+POLL_EVERY = 0.3
+START_WITHIN = 330.0
+_LARGEST_FILE = 16 * 2**30
+
+
+def write_job(folder: Path, plan: Mapping[str, Any], silos: list[str]) -> Path:
+    """A job's folder: what FLARE needs to run `ServerJob` and `SiloJob` with this plan."""
+    root = make_folder(folder / f"fedmend-{plan['run']}")
+    threads = {"max_call_threads": max(16, 2 * len(silos))}
+    write_json(
+        root / "meta.json",
+        {
+            "name": f"{plan['method']}-{plan['run']}",
+            "resource_spec": {},
+            "min_clients": len(silos),
+            "mandatory_clients": silos,
+            "deploy_map": {"server": ["server"], "silo": silos},
+        },
+    )
+    write_json(
+        root / "server" / "config" / "config_fed_server.json",
+        {
+            "format_version": 2,
+            "task_data_filters": [],
+            "task_result_filters": [],
+            "components": [
+                {
+                    "id": "server",
+                    "path": "fedmend.deploy.job.ServerJob",
+                    "args": {"plan": json.dumps(plan)},
+                }
+            ],
+            "workflows": [
+                {
+                    "id": "controller",
+                    "path": "nvflare.collab.runtime.controller.CollabController",
+                    "args": {"server_obj_id": "server", "sync_task_timeout": 300, **threads},
+                }
+            ],
+        },
+    )
+    write_json(
+        root / "silo" / "config" / "config_fed_client.json",
+        {
+            "format_version": 2,
+            "task_data_filters": [],
+            "task_result_filters": [],
+            "components": [{"id": "silo", "path": "fedmend.deploy.job.SiloJob", "args": {}}],
+            "executors": [
+                {
+                    "tasks": ["*"],
+                    "executor": {
+                        "path": "nvflare.collab.runtime.executor.CollabExecutor",
+                        "args": {"client_obj_id": "silo", "max_call_threads": 16},
+                    },
+                }
+            ],
+        },
+    )
+    return root
+
+
+def submit(
+    kit: Kit,
+    method: str,
+    settings: Mapping[str, Any],
+    out: Path,
+    watch: Watch,
+    *,
+    silos: list[str] | None = None,
+    resume: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """Have a run done by a deployed federation; its record, when its folder is written.
+
+    Args:
+        kit: a submitter's.
+        method, settings: as for `run.train`.
+        out: the run's folder here.
+        watch: progress; `stop_requested` ends the run after its round, saved at the parties.
+        silos: who must take part; all that are connected if left out.
+        resume: go on with the run that `out` belongs to.
+        options: see `deployed.make_plan`.
+    """
+    if not resume and ((out / records.RECORD).exists() or (out / DEPLOYMENT).exists()):
+        raise SettingsError(
+            f"{out} already holds a run: --resume {out} goes on with it, or choose another --out"
+        )
+    earlier = _earlier(out) if resume else None
+    run = secrets.token_hex(8) if earlier is None else str(earlier["run"])
+    wanted = silos if earlier is None else list(earlier["silos"])
+    # Refused before anybody is bothered: a plan that could not work.
+    make_plan(method, settings, wanted or ["any"], run=run, resume=resume, **options)
+    with session(kit) as opened:
+        with explained("look at the federation"):
+            connected = sorted(each.name for each in opened.get_system_info().client_info)
+        taking_part = _taking_part(wanted, connected, resume=resume)
+        plan = make_plan(method, settings, wanted or connected, run=run, resume=resume, **options)
+        job = _running_job(opened, earlier)
+        if job is None:
+            with tempfile.TemporaryDirectory(prefix="fedmend-") as folder:
+                path = write_job(Path(folder), plan, taking_part)
+                with explained("start runs"):
+                    job = str(opened.submit_job(str(path)))
+        write_json(out / DEPLOYMENT, {"run": run, "silos": plan["silos"], "job": job})
+        if watch.on_sentence:
+            watch.on_sentence(f"submitted; {len(taking_part)} silos are starting ...")
+        try:
+            return _follow(opened, job, out, watch)
+        except BaseException:
+            if watch.stop_requested:  # asked twice: what was saved at the parties is kept
+                with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+                    opened.abort_job(job)
+            raise
+
+
+def _earlier(out: Path) -> dict[str, Any]:
+    path = out / DEPLOYMENT
+    if not path.exists():
+        raise SettingsError(f"there is no deployed run in {out} to go on with")
+    found = read_json(path, limit=2**20)
+    if not isinstance(found, dict) or not {"run", "silos", "job"} <= found.keys():
+        raise SettingsError(f"{path} is damaged")
+    return found
+
+
+def _taking_part(wanted: list[str] | None, connected: list[str], *, resume: bool) -> list[str]:
+    if not connected:
+        raise FederationError("no silo is connected to the server: start one with `fedmend silo`")
+    if wanted is None:
+        return connected
+    missing = sorted(set(wanted) - set(connected))
+    if missing and not resume:
+        names = ", ".join(missing)
+        raise FederationError(
+            f"not connected: {names} (connected: {', '.join(connected)}); start what is missing, "
+            "or leave it out of --silos"
+        )
+    return sorted(set(wanted) & set(connected))
+
+
+def _running_job(opened: Any, earlier: Mapping[str, Any] | None) -> str | None:
+    """The job of an earlier call that still goes on: a submitter may come back to it."""
+    if earlier is None:
+        return None
+    with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+        if opened.get_job_meta(earlier["job"]).get("status") == "RUNNING":
+            opened.do_app_command(earlier["job"], TOPIC, {"ask": "events", "since": 10**9})
+            return str(earlier["job"])
+    return None
+
+
+def _follow(opened: Any, job: str, out: Path, watch: Watch) -> dict[str, Any]:
+    """Show what a job tells until it ends, and fetch what it leaves."""
+    seen, asked_to_stop, last_heard = 0, False, time.monotonic()
+    while True:
+        if watch.stop_requested and not asked_to_stop and seen:
+            asked_to_stop = "ok" in (_ask(opened, job, {"ask": "stop"}) or {})
+        found = _ask(opened, job, {"ask": "events", "since": seen})
+        if found is None:
+            _check_alive(opened, job, time.monotonic() - last_heard, started=bool(seen))
+            time.sleep(POLL_EVERY if seen else 1.0)
+            continue
+        last_heard = time.monotonic()
+        events = found.get("events", [])
+        seen += len(events)
+        for event in events:
+            ended = _show(event, watch)
+            if ended == "finished":
+                for name in event["files"]:
+                    _fetch(opened, job, name, out)
+                _ask(opened, job, {"ask": "bye"})
+                return records.read_run(out).record
+            if ended is not None:
+                _ask(opened, job, {"ask": "bye"})
+                _raise(ended, event)
+        if not events:
+            time.sleep(POLL_EVERY)
+
+
+def _ask(opened: Any, job: str, question: dict[str, Any]) -> dict[str, Any] | None:
+    """One question to a running job; None if it does not answer (yet, or any more)."""
+    from nvflare.fuel.flare_api import api_spec
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            answer = opened.do_app_command(job, TOPIC, question)
+    except api_spec.AuthorizationError as error:
+        raise RefusedError("this kit's role may not follow runs") from error
+    except Exception:  # noqa: BLE001  # FLARE raises many kinds while a job starts and ends
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _check_alive(opened: Any, job: str, silent: float, *, started: bool) -> None:
+    """Raise if a job that does not answer will never do so."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            meta = opened.get_job_meta(job)
+    except Exception as error:
+        if silent > CONNECT_WITHIN:
+            raise FederationError(
+                "the server does not answer any more; when it is back, go on with --resume"
+            ) from error
+        return
+    state = str(meta.get("status"))
+    if state.startswith("FINISHED") or state in ("ABANDONED", "REJECTED"):
+        detail = meta.get("job_deploy_detail") or meta.get("schedule_history") or ""
+        words = "; ".join(map(str, detail)) if isinstance(detail, list) else str(detail)
+        raise FederationError(f"the job ended at FLARE's ({state}) {words}".strip()[:600])
+    if silent > (CONNECT_WITHIN if started else START_WITHIN):
+        raise FederationError(
+            f"the job does not answer (FLARE says {state}); `fedmend status` shows who is "
+            "connected, --resume goes on"
+        )
+
+
+def _show(event: Mapping[str, Any], watch: Watch) -> str | None:
+    """Pass an event on to the display; its kind if the run has ended with it."""
+    match event.get("event"):
+        case "round" if watch.on_round:
+            watch.on_round(Moment(**{k: v for k, v in event.items() if k != "event"}))
+        case "sentence" if watch.on_sentence:
+            watch.on_sentence(str(event["text"]))
+        case "finished" | "failed" | "stopped" as ended:
+            return str(ended)
+    return None
+
+
+def _raise(ended: str, event: Mapping[str, Any]) -> None:
+    if ended == "stopped":
+        raise Interrupted
+    from fedmend import errors
+
+    kind = getattr(errors, str(event.get("error")), FederationError)
+    if kind is UnknownNameError or not issubclass(kind, errors.FedmendError):
+        kind = FederationError
+    raise kind(str(event.get("text")))
+
+
+def _fetch(opened: Any, job: str, name: str, out: Path) -> None:
+    """Bring one file of the run's folder here, in pieces."""
+    if name not in (records.RECORD, records.WEIGHTS, records.LEDGER):
+        raise FederationError(f"the server offers a file that is none of a run's: {name[:50]}")
+    with replacing(out / name) as temporary, temporary.open("wb") as file:
+        offset, size = 0, 1
+        while offset < size:
+            piece = None
+            for _ in range(5):
+                piece = _ask(opened, job, {"ask": "file", "name": name, "offset": offset})
+                if piece is not None:
+                    break
+                time.sleep(POLL_EVERY)
+            if piece is None or "data" not in piece:
+                raise FederationError(f"the server does not hand over {name}; try --resume")
+            data = base64.b64decode(piece["data"])
+            size = int(piece["size"])
+            offset += len(data)
+            if size > _LARGEST_FILE or len(data) > CHUNK or (not data and offset < size):
+                raise FederationError(f"the server does not hand over {name} as it should")
+            file.write(data)

@@ -1,0 +1,667 @@
+"""The deployed engine and the silos' desks, without FLARE between them: lines call desks directly.
+
+What FLARE itself adds (processes, certificates, networks) is tested in tests/integration/flare.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedmend.data.partition import Partition
+from fedmend.deploy.deployed import make_plan, train_deployed
+from fedmend.engines import flare, wire
+from fedmend.engines.base import Interrupted, Moment, Watch
+from fedmend.engines.flare import PLATFORM_PHASES, Desk, Plan, kinds_of, steps_of
+from fedmend.errors import (
+    FederationError,
+    RefusedError,
+    SettingsError,
+    StorageError,
+    TooFewSilosError,
+    WireError,
+)
+from fedmend.federation import Nothing
+from fedmend.graph import Graph
+from fedmend.methods import METHODS, fedavg
+from fedmend.privacy.ledger import Ledger
+from fedmend.privacy.policy import Policy
+from fedmend.reports.record import read_run
+from fedmend.run import Result, train
+from tests.tiny import QUICK, same_weights, tiny_partition
+
+PARTITION = tiny_partition()
+SETTINGS: dict[str, Any] = {**QUICK, "dropout": 0.2}
+RUN = "0123456789abcdef"
+NAMES = list(PARTITION.names)
+
+Line = Callable[..., Mapping[str, Any]]
+
+
+class Place:
+    """A federation of desks in one folder, restartable: what processes would be in reality."""
+
+    def __init__(self, root: Path, silos: Partition = PARTITION) -> None:
+        self.root, self.silos = root, silos
+        self.policies: dict[str, Policy] = {}
+        self.desks: dict[str, Desk] = {}
+        self.told: dict[str, list[str]] = {name: [] for name in silos.names}
+        self.start(*silos.names)
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            self.desks[name] = Desk(
+                name,
+                lambda name=name: self.silos.silos[name],  # type: ignore[misc]  # bound now
+                self.policies.get(name, Policy()),
+                lambda run, name=name: self.folder(name, run),  # type: ignore[misc]  # bound now
+                self.told[name].append,
+            )
+
+    def folder(self, party: str, run: str = RUN) -> Path:
+        path = self.root / party / run
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def line(self, name: str) -> Line:
+        def call(
+            ticket: int, where: str, step: str, request: bytes, patience: float, timeout: float
+        ) -> Mapping[str, Any]:
+            return self.desks[name].perform(ticket, where, step, request, patience)
+
+        return call
+
+    @property
+    def lines(self) -> dict[str, Line]:
+        return {name: self.line(name) for name in self.silos.names}
+
+    def run(
+        self,
+        method: str,
+        lines: Mapping[str, Line] | None = None,
+        watch: Watch | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        settings = {**SETTINGS, **options.pop("settings", {})}
+        plan = make_plan(method, settings, list(self.silos.names), run=RUN, **options)
+        lines = self.lines if lines is None else lines
+        train_deployed(plan, lines, self.folder("server"), watch or Watch())
+        record: dict[str, Any] = read_run(self.folder("server")).record
+        return record
+
+    def close(self) -> None:
+        for desk in self.desks.values():
+            desk.close()
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor] | None:
+        return read_run(self.folder("server")).weights
+
+    def own_weights(self, name: str) -> dict[str, torch.Tensor]:
+        return read_run(self.folder(name)).own_weights(name)
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger.from_csv((self.folder("server") / "ledger.csv").read_text())
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.close()
+
+
+def in_process(method: str, **options: Any) -> Result:
+    settings = {**SETTINGS, **options.pop("settings", {})}
+    return train(method, PARTITION, evaluation="own-subgraph", **settings, **options)
+
+
+deployable = pytest.mark.parametrize("method", [n for n, m in METHODS.items() if not m.pooled])
+
+
+def methods_rows(ledger: Ledger) -> list[Any]:
+    return [entry for entry in ledger.entries if entry.phase not in PLATFORM_PHASES]
+
+
+@deployable
+def test_every_method_gives_the_in_process_result(method: str, place: Place) -> None:
+    record = place.run(method)
+    expected = in_process(method)
+    assert same_weights(place.weights, expected.weights)
+    assert record["silos_with_own_model"] == sorted(expected.own)
+    for name, weights in expected.own.items():
+        assert same_weights(place.own_weights(name), weights)
+    assert methods_rows(place.ledger) == expected.ledger.entries
+    for key in ("method", "settings", "seed", "evaluation", "result", "rounds", "model"):
+        assert record[key] == json.loads(json.dumps(expected.record[key])), key
+    assert record["label_names"] == list(expected.label_names)
+
+
+@deployable
+def test_stopped_and_resumed_is_the_same(method: str, place: Place) -> None:
+    watch = Watch()
+
+    def stop(moment: Moment) -> None:
+        watch.stop_requested = True
+
+    watch.on_round = stop
+    with pytest.raises(Interrupted):
+        place.run(method, watch=watch)
+    place.start(*NAMES)  # everybody starts anew
+    place.run(method, resume=True)
+    expected = in_process(method)
+    assert same_weights(place.weights, expected.weights)
+    for name, weights in expected.own.items():
+        assert same_weights(place.own_weights(name), weights)
+    assert methods_rows(place.ledger) == expected.ledger.entries
+
+
+def test_a_silos_own_ledger_is_the_servers(place: Place) -> None:
+    place.run("fedavg")
+    for name in NAMES:
+        own = place.desks[name].ledger
+        there = [entry for entry in place.ledger.entries if entry.silo == name]
+        assert own.entries == there
+
+
+def test_state_stays_at_the_silo(place: Place) -> None:
+    place.run("fedper", checkpoint_every=1)
+    saved = (place.folder("server") / "checkpoint.safetensors").read_bytes()
+    header = json.loads(saved[8 : 8 + int.from_bytes(saved[:8], "little")])
+    assert not [key for key in header if key.startswith("silo|")]
+    assert len(list(place.folder("silo-0").glob("checkpoint-*"))) == 2
+    kinds = {entry.kind for entry in place.ledger.entries if entry.phase == "checkpoints"}
+    assert kinds <= {"control", "framing"}
+
+
+def test_a_finished_run_is_not_trained_again(place: Place) -> None:
+    place.run("fedavg")
+    before = place.ledger.to_csv()
+    place.run("fedavg", lines={}, resume=True)
+    assert place.ledger.to_csv() == before
+
+
+def test_global_cannot_be_deployed() -> None:
+    with pytest.raises(SettingsError, match="global cannot be deployed"):
+        make_plan("global", {}, ["a"], run=RUN)
+
+
+# Losses
+
+
+def dead_after(line: Line, round_number: int, error: Exception) -> Line:
+    def call(ticket: int, where: str, *rest: Any) -> Mapping[str, Any]:
+        if where == "" or (
+            where.startswith("training/") and int(where.split("/")[1]) >= round_number
+        ):
+            raise error
+        return line(ticket, where, *rest)
+
+    return call
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), ConnectionError()])
+def test_a_dead_silo_is_asked_once_and_the_rest_go_on(place: Place, error: Exception) -> None:
+    calls = []
+    dead = dead_after(place.line("silo-1"), 2, error)
+
+    def counted(ticket: int, where: str, *rest: Any) -> Mapping[str, Any]:
+        calls.append(where)
+        return dead(ticket, where, *rest)
+
+    record = place.run("fedavg", {**place.lines, "silo-1": counted})
+    assert calls.count("training/2") == 1
+    assert "training/3" not in calls
+    assert any("silo-1 was lost in round 2" in sentence for sentence in record["said"])
+    rows = {(entry.round, entry.silo) for entry in methods_rows(place.ledger)}
+    assert (3, "silo-0") in rows
+    assert (3, "silo-1") not in rows
+
+
+def test_too_few_silos_stop_the_run(place: Place) -> None:
+    dead = dead_after(place.line("silo-1"), 2, TimeoutError())
+    with pytest.raises(TooFewSilosError, match=r"silo-1: no sign of life for 8 s"):
+        place.run("fedavg", {**place.lines, "silo-1": dead}, settings={"min_silos": 3})
+
+
+def test_a_silo_that_was_cut_off_comes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flare, "_PROBE_EVERY", 0.01)
+    inner, down = place.line("silo-1"), threading.Event()
+
+    def wobbly(ticket: int, where: str, *rest: Any) -> Mapping[str, Any]:
+        if where == "training/2" and not down.is_set():
+            down.set()
+            raise ConnectionError
+        return inner(ticket, where, *rest)
+
+    def slow(ticket: int, where: str, *rest: Any) -> Mapping[str, Any]:
+        if where == "training/2":
+            time.sleep(0.3)  # time for a probe
+        return place.line("silo-0")(ticket, where, *rest)
+
+    record = place.run("fedavg", {**place.lines, "silo-1": wobbly, "silo-0": slow})
+    assert any(sentence.startswith("silo-1 is back") for sentence in record["said"])
+    rows = {(entry.round, entry.silo) for entry in methods_rows(place.ledger)}
+    assert (3, "silo-1") in rows
+
+
+def test_a_slow_step_loses_its_silo_for_that_step(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_step = fedavg.Silo.train
+    done: list[int] = []
+
+    def slow(self: fedavg.Silo, received: fedavg.Weights) -> fedavg.Update:
+        if self.name == "silo-1" and not done:
+            done.append(1)
+            time.sleep(1.0)
+        return train_step(self, received)
+
+    slow.__annotations__ = {"received": fedavg.Weights, "return": fedavg.Update}
+    monkeypatch.setattr(fedavg.Silo, "train", slow)
+    monkeypatch.setattr(slow, "__name__", "train")
+    record = place.run("fedavg", timeout=0.5, settings={"rounds": 5})
+    assert "silo-1 was lost in round 1 of training: no answer within 0.5 s" in record["said"]
+    rows = {(entry.round, entry.silo) for entry in methods_rows(place.ledger)}
+    assert (5, "silo-1") in rows
+
+
+def test_the_time_limit_is_for_the_methods_steps(place: Place) -> None:
+    desk, graph = place.desks["silo-1"], PARTITION.silos["silo-1"]
+
+    def slowly_read() -> Graph:
+        time.sleep(0.7)
+        return graph
+
+    desk._graph_of = slowly_read
+    assert place.run("fedavg", timeout=0.5)["said"] == []
+
+
+SECRET = "patient 4711 has a row nobody may see"
+
+
+def breaking(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_step = fedavg.Silo.train
+
+    def broken(self: fedavg.Silo, received: fedavg.Weights) -> fedavg.Update:
+        if self.name == "silo-1":
+            raise error
+        return train_step(self, received)
+
+    broken.__annotations__ = {"received": fedavg.Weights, "return": fedavg.Update}
+    monkeypatch.setattr(broken, "__name__", "train")
+    monkeypatch.setattr(fedavg.Silo, "train", broken)
+
+
+@pytest.mark.parametrize("error", [ValueError(SECRET), WireError(SECRET), SystemExit(SECRET)])
+def test_an_error_at_a_silo_leaves_without_its_text(
+    place: Place, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    breaking(error, monkeypatch)
+    record = place.run("fedavg")
+    assert SECRET not in json.dumps(record)
+    assert any(type(error).__name__ in sentence for sentence in record["said"])
+    assert any(SECRET in line for line in place.told["silo-1"])  # it stays where it belongs
+
+
+def test_a_full_disk_at_a_silo_stops_the_run_and_loses_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Path.write_bytes
+
+    def full(self: Path, data: bytes) -> int:
+        if self.name.startswith(".checkpoint-000000002") and "silo-1" in str(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        with pytest.raises(StorageError, match="silo-1 cannot save its state: its disk is full"):
+            place.run("fedavg", checkpoint_every=1)
+    place.start(*NAMES)
+    place.run("fedavg", checkpoint_every=1, resume=True)
+    assert same_weights(place.weights, in_process("fedavg").weights)
+
+
+def test_a_silo_with_an_older_state_goes_on_from_it(place: Place) -> None:
+    """It was lost in round 2; the others went on, the run was stopped, and it is back."""
+    dead = dead_after(place.line("silo-1"), 2, TimeoutError())
+
+    def deaf(ticket: int, where: str, *rest: Any) -> Mapping[str, Any]:
+        return dead(ticket, where, *rest)
+
+    watch = Watch()
+    watch.on_round = lambda moment: setattr(watch, "stop_requested", moment.round >= 2)
+    with pytest.raises(Interrupted):
+        place.run("fedavg", {**place.lines, "silo-1": deaf}, watch, checkpoint_every=1)
+    place.start(*NAMES)
+    record = place.run("fedavg", checkpoint_every=1, resume=True)
+    assert "silo-1 goes on from its state after round 1" in record["said"]
+    rows = {(entry.round, entry.silo) for entry in methods_rows(place.ledger)}
+    assert (3, "silo-1") in rows
+
+
+def test_a_silo_without_its_state_does_not_pretend(place: Place) -> None:
+    watch = Watch()
+    watch.on_round = lambda _: setattr(watch, "stop_requested", True)
+    with pytest.raises(Interrupted):
+        place.run("fedavg", watch=watch)
+    for path in place.folder("silo-1").glob("checkpoint-*"):
+        path.unlink()
+    place.start(*NAMES)
+    record = place.run("fedavg", resume=True)
+    assert any("silo-1 was lost" in s and "no saved state" in s for s in record["said"])
+
+
+def test_another_graph_is_another_silo(place: Place) -> None:
+    watch = Watch()
+    watch.on_round = lambda _: setattr(watch, "stop_requested", True)
+    with pytest.raises(Interrupted):
+        place.run("fedavg", watch=watch)
+    changed = {**PARTITION.silos, "silo-1": with_other_features(PARTITION.silos["silo-1"])}
+    place.silos = Partition(changed, "by hand", None)
+    place.start(*NAMES)
+    record = place.run("fedavg", resume=True)
+    assert any("silo-1 was lost" in sentence for sentence in record["said"])
+
+
+def with_other_features(graph: Graph) -> Graph:
+    return Graph(
+        graph.x + 1,
+        graph.edges,
+        graph.y,
+        train_mask=graph.train_mask,
+        val_mask=graph.val_mask,
+        test_mask=graph.test_mask,
+        node_ids=graph.node_ids,
+        label_names=graph.label_names,
+    )
+
+
+# The handshake
+
+
+def odd_silo(**changes: Any) -> Partition:
+    """silo-1's graph differs; a `Partition` would refuse it, as somebody sees all silos there."""
+    graph = PARTITION.silos["silo-1"]
+    values: dict[str, Any] = {
+        "x": graph.x,
+        "label_names": graph.label_names,
+        "feature_names": graph.feature_names,
+        **changes,
+    }
+    other = Graph(
+        values["x"],
+        graph.edges,
+        graph.y,
+        train_mask=graph.train_mask,
+        val_mask=graph.val_mask,
+        test_mask=graph.test_mask,
+        label_names=values["label_names"],
+        feature_names=values["feature_names"],
+    )
+    partition = Partition(dict(PARTITION.silos), "by hand", None)
+    partition.silos["silo-1"] = other
+    return partition
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"x": torch.zeros(20, 5)}, "numbers of features, 6 and 5"),
+        ({"label_names": ("a", "b", "c")}, r"classes, .* and \[\"a\", \"b\", \"c\"\]"),
+    ],
+)
+def test_silos_that_do_not_fit_are_named(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    place = Place(tmp_path, odd_silo(**changes))
+    with pytest.raises(FederationError, match=f"silos silo-0 and silo-1 do not fit.*{says}"):
+        place.run("fedavg")
+    sent = {entry.message for desk in place.desks.values() for entry in desk.ledger.entries}
+    assert sent == {"flare.Plan", "flare.Introduction"}
+    place.close()
+
+
+def test_names_of_features_are_compared_without_telling_them(tmp_path: Path) -> None:
+    names = [tuple(f"{letter}{n}" for n in range(6)) for letter in "ab"]
+    partition = odd_silo(feature_names=names[0])
+    graph = PARTITION.silos["silo-2"]
+    partition.silos["silo-2"] = Graph(
+        graph.x,
+        graph.edges,
+        graph.y,
+        label_names=graph.label_names,
+        feature_names=names[1],
+    )
+    place = Place(tmp_path, partition)
+    with pytest.raises(FederationError, match=r"silo-1 and silo-2 .* name their 6 features") as why:
+        place.run("fedavg")
+    assert "a0" not in str(why.value)
+    place.close()
+
+
+def test_other_versions_do_not_fit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    introduce = Desk.introduce
+
+    def older(self: Desk, plan: Plan) -> flare.Introduction:
+        monkeypatch.setattr(flare, "__version__", "0.0.9" if self.name == "silo-1" else "0.1.0")
+        return introduce(self, plan)
+
+    older.__annotations__ = {"plan": Plan, "return": flare.Introduction}
+    monkeypatch.setattr(older, "__name__", "introduce")
+    monkeypatch.setattr(Desk, "introduce", older)
+    serial = threading.Lock()
+
+    def one_by_one(line: Line) -> Line:
+        def call(*args: Any) -> Mapping[str, Any]:
+            with serial:
+                return line(*args)
+
+        return call
+
+    with pytest.raises(FederationError, match=r"different versions of fedmend, 0\.1\.0 and 0\.0"):
+        place.run("fedavg", {name: one_by_one(line) for name, line in place.lines.items()})
+
+
+# Policies
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (Policy(refuse_methods=("fedavg",)), "silo-1 takes no part: its policy takes no part in"),
+        (Policy(allow_methods=("local",)), "its policy takes no part in fedavg"),
+        (Policy(refuse_kinds=("weights",)), "its policy lets no weights leave, which fedavg sends"),
+    ],
+)
+def test_a_policy_stops_the_run_before_anything_is_sent(
+    place: Place, policy: Policy, says: str
+) -> None:
+    place.policies["silo-1"] = policy
+    place.start("silo-1")
+    with pytest.raises(RefusedError, match=says):
+        place.run("fedavg")
+    assert place.desks["silo-1"].ledger.total("up") == 0
+    kinds = {
+        entry.kind
+        for desk in place.desks.values()
+        for entry in desk.ledger.entries
+        if entry.direction == "up"
+    }
+    assert kinds <= {"control", "framing"}
+
+
+def test_every_single_reply_is_compared_with_the_policy(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the check before the run had a hole, the reply itself is held back."""
+    place.policies["silo-1"] = Policy(refuse_kinds=("weights",))
+    place.start("silo-1")
+    monkeypatch.setattr(flare, "steps_of", hidden(steps_of))
+    with pytest.raises(RefusedError, match="lets no weights leave, which train would send"):
+        place.run("fedavg")
+    assert not [
+        entry
+        for entry in place.desks["silo-1"].ledger.entries
+        if entry.kind == "weights" and entry.direction == "up"
+    ]
+
+
+def hidden(real: Callable[[type[Any]], dict[str, Any]]) -> Callable[[type[Any]], Any]:
+    calls: dict[int, int] = {}
+
+    def steps(silo_type: type[Any]) -> dict[str, Any]:
+        thread = threading.get_ident()
+        calls[thread] = calls.get(thread, 0) + 1
+        return {} if calls[thread] == 1 else real(silo_type)  # the first is the check before
+
+    return steps
+
+
+def test_sizes_are_bounded_on_both_sides(place: Place) -> None:
+    place.policies["silo-1"] = Policy(largest_message=1200)
+    place.start("silo-1")
+    with pytest.raises(RefusedError, match="above its policy's largest_message of 1200"):
+        place.run("fedavg", settings={"hidden": 64})
+    place.policies.clear()
+    place.start("silo-1")
+    with pytest.raises(WireError, match=r"sent a message of \d+ bytes, above the limit of 2000"):
+        place.run("fedavg", largest_message=2000, settings={"hidden": 64})
+
+
+def test_every_method_says_which_kinds_it_sends() -> None:
+    assert set(steps_of(fedavg.Silo)) == {"train", "validate"}
+    assert kinds_of(fedavg.Silo.train) == {"weights", "counts", "metrics"}
+    for method in METHODS.values():
+        assert steps_of(method.silo_type), method.name
+
+
+# Hostile bytes
+
+
+@contextmanager
+def introduced(place: Place, name: str = "silo-0") -> Iterator[Desk]:
+    desk = place.desks[name]
+    config = json.dumps(make_plan("fedavg", SETTINGS, NAMES, run=RUN)["settings"])
+    plan = Plan(run=RUN, method="fedavg", settings=config, seed=0, threads=1, resumed=False)
+    for ticket, (step, given) in enumerate(
+        (("desk.introduce", plan), ("desk.prepare", Nothing())), 1
+    ):
+        answer = desk.perform(ticket, "handshake/0", step, wire.encode(given).data, 30.0)
+        assert answer["state"] == "done", place.told[name]
+    yield desk
+
+
+@pytest.mark.parametrize(
+    ("step", "data"),
+    [
+        ("__init__", wire.encode(Nothing()).data),
+        ("state", wire.encode(Nothing()).data),
+        ("own_weights", wire.encode(Nothing()).data),
+        ("local", wire.encode(Nothing()).data),
+        ("no_such_step", wire.encode(Nothing()).data),
+        ("prepare", wire.encode(Nothing()).data),
+        ("desk.train", wire.encode(Nothing()).data),
+        ("desk.perform", wire.encode(Nothing()).data),
+        ("perform", wire.encode(Nothing()).data),
+        ("_run", wire.encode(Nothing()).data),
+        ("train", wire.encode(Nothing()).data),
+        ("train", b""),
+        ("train", b"\x80\x04N."),
+        ("train", b"\xff" * 100),
+    ],
+)
+def test_a_desk_performs_declared_steps_on_declared_messages_only(
+    place: Place, step: str, data: bytes
+) -> None:
+    with introduced(place) as desk:
+        before = desk.ledger.total("up")
+        answer = desk.perform(9, "training/1", step, data, 30.0)
+    assert answer["state"] == "failed"
+    assert answer["error"] == "WireError"
+    assert desk.ledger.total("up") == before
+
+
+def test_a_desk_that_was_not_introduced_does_nothing(place: Place) -> None:
+    desk = place.desks["silo-0"]
+    for step in ("desk.prepare", "desk.keep", "desk.score", "train"):
+        given: Any = {
+            "desk.keep": flare.Place("training", 1),
+            "desk.score": flare.FinalModel({}, False),
+            "train": fedavg.Weights({}),
+        }.get(step, Nothing())
+        ticket = len(step) + 100
+        answer = desk.perform(ticket, "training/1", step, wire.encode(given).data, 30.0)
+        assert answer["state"] == "failed", step
+
+
+def test_a_ticket_is_performed_once(place: Place) -> None:
+    with introduced(place) as desk:
+        weights = {key: value * 0 for key, value in in_process("fedavg").model.state_dict().items()}
+        request = wire.encode(fedavg.Weights(weights)).data
+        first = desk.perform(7, "training/1", "train", request, 30.0)
+        again = desk.perform(7, "training/1", "train", request, 30.0)
+        asked = desk.perform(7, "training/1", "", b"", 30.0)
+    assert first["state"] == "done"
+    assert first == again == asked
+    assert desk.perform(8, "training/1", "", b"", 0.0)["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"state": "done"},
+        {"state": "done", "reply": "text"},
+        {"state": "done", "reply": b"junk"},
+        {"state": 7},
+        {"state": "done", "reply": wire.encode(fedavg.Validation(1, 2)).data},
+    ],
+)
+def test_an_answer_that_is_none_stops_the_run_and_names_the_silo(
+    place: Place, answer: Mapping[str, Any]
+) -> None:
+    inner = place.line("silo-1")
+
+    def hostile(ticket: int, where: str, step: str, *rest: Any) -> Mapping[str, Any]:
+        return answer if step == "train" else inner(ticket, where, step, *rest)
+
+    with pytest.raises(WireError, match=r"silo-1 (sent|answered)"):
+        place.run("fedavg", {**place.lines, "silo-1": hostile})
+
+
+def test_a_failure_cannot_smuggle_a_page_of_text(place: Place) -> None:
+    inner = place.line("silo-1")
+
+    def chatty(ticket: int, where: str, step: str, *rest: Any) -> Mapping[str, Any]:
+        if step == "train":
+            return {"state": "failed", "error": "E" * 9999, "sentence": "x\n" * 9999}
+        return inner(ticket, where, step, *rest)
+
+    record = place.run("fedavg", {**place.lines, "silo-1": chatty})
+    said = next(sentence for sentence in record["said"] if "silo-1" in sentence)
+    assert len(said) < 500
+    assert "\n" not in said
+
+
+def test_bad_data_at_a_silo_is_that_silos_error(place: Place) -> None:
+    desk = place.desks["silo-1"]
+
+    def unreadable() -> Graph:
+        raise SettingsError(SECRET)
+
+    desk._graph_of = unreadable
+    with pytest.raises(FederationError, match="the run cannot start: silo-1") as why:
+        place.run("fedavg")
+    assert SECRET not in str(why.value)

@@ -1,0 +1,170 @@
+"""What goes wrong in reality, with real processes: killed, slow, broken, full, restarted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fedmend.deploy import kits
+from tests.integration.flare.conftest import (
+    Federation,
+    in_process,
+    methods_rows,
+    record_of,
+    weights_of,
+)
+from tests.tiny import same_weights
+
+PACE = {"kind": "slow", "step": "train", "seconds": 0.2}
+"""Slow enough that something can happen in the middle of a run."""
+
+SECRET = "patient 4711, row 17"
+
+
+def slowly(federation: Federation) -> None:
+    for silo in federation.stage.silos:
+        federation.order(silo, PACE)
+
+
+@pytest.mark.parametrize("what", ["its job alone", "all of it"])
+def test_a_killed_silo_is_lost_and_the_rest_go_on(
+    federation: Federation, tmp_path: Path, what: str
+) -> None:
+    slowly(federation)
+    run = tmp_path / "run"
+    submitted = federation.submit("fedavg", run, 30)
+    submitted.wait_for("silos are starting", 60)
+    federation.stage.wait_for("silo-1", "training, round 1", 60)
+    if what == "all of it":
+        federation.kill("silo-1")
+    else:
+        # The newest process is the job's: FLARE's own program started it.
+        newest = max(federation.family("silo-1"), key=psutil.Process.create_time)
+        newest.send_signal(signal.SIGKILL)
+    submitted.wait_for("silo-1 was lost in round", 10)
+    assert submitted.finish() == 0, submitted.text
+    record = record_of(run)
+    assert sorted(record["result"]["by_silo"]) == ["silo-0", "silo-2"]
+    last = {entry.silo for entry in methods_rows(run) if entry.round == 30}
+    assert last == {"silo-0", "silo-2"}
+    federation.stage.stop("silo-1")  # so that it is started anew for the next test
+
+
+@pytest.fixture(scope="module")
+def broken(shared: Federation, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One run with two faults: silo-1 raises in round 2, silo-2 is too slow in round 4."""
+    run = tmp_path_factory.mktemp("broken") / "run"
+    shared.revive()
+    shared.order(
+        "silo-1", {"kind": "exception", "step": "train", "round": 2, "last": 2, "text": SECRET}
+    )
+    shared.order("silo-2", {"kind": "slow", "step": "train", "round": 4, "last": 4, "seconds": 4})
+    submitted = shared.submit("fedavg", run, 6, "--timeout", "2")
+    code = submitted.finish()
+    shared.calm()
+    assert code == 0, submitted.text
+    return {"run": run, "text": submitted.text, "record": record_of(run)}
+
+
+def test_an_exception_in_a_silo_stays_there(shared: Federation, broken: dict[str, Any]) -> None:
+    said = "silo-1 was lost in round 2 of training: ValueError in step train: see its log"
+    assert said in broken["record"]["said"]
+    answered = {e.round for e in methods_rows(broken["run"]) if e.silo == "silo-1"}
+    assert {1, 3, 6} <= answered
+    server = shared.stage.state(kits.SERVER)
+    for path in [broken["run"] / "record.json", *server.rglob("*.txt"), *server.rglob("*.json")]:
+        assert SECRET not in path.read_text(errors="replace"), path
+    assert SECRET not in broken["text"] + shared.stage.printed(kits.SERVER)
+    assert SECRET in shared.stage.printed("silo-1")
+
+
+def test_a_step_that_takes_too_long(broken: dict[str, Any]) -> None:
+    said = "silo-2 was lost in round 4 of training: no answer within 2 s"
+    assert said in broken["record"]["said"]
+    up = {e.round for e in methods_rows(broken["run"]) if (e.silo, e.direction) == ("silo-2", "up")}
+    assert 3 in up
+    assert 4 not in up
+
+
+def test_a_killed_server_and_a_restarted_silo_go_on_to_the_same_weights(
+    federation: Federation, tmp_path: Path
+) -> None:
+    slowly(federation)
+    run = tmp_path / "run"
+    submitted = federation.submit("fedavg", run, 30, "--checkpoint-every", "1")
+    submitted.wait_for("silos are starting", 60)
+    identity = json.loads((run / "deployment.json").read_text())["run"]
+    wait_for_checkpoint(federation, identity)
+    federation.kill(kits.SERVER)
+    federation.kill("silo-2")
+    assert submitted.finish() == 2
+    assert "--resume" in submitted.text
+    assert not (run / "record.json").exists()
+    federation.revive()
+    for silo in ("silo-0", "silo-1"):  # they come back by themselves
+        federation.stage.wait_for(kits.SERVER, f"silo {silo} is connected", 60)
+    federation.calm()
+    resumed = federation.submit("fedavg", run, 30, "--checkpoint-every", "1", "--resume", str(run))
+    assert resumed.finish() == 0, resumed.text
+    expected = in_process("fedavg", 30)
+    assert same_weights(weights_of(run), expected.weights)
+    assert methods_rows(run) == expected.ledger.entries
+    assert record_of(run)["said"] == []
+
+
+def wait_for_checkpoint(federation: Federation, run: str) -> None:
+    path = federation.stage.state(kits.SERVER) / "runs" / run / "checkpoint.safetensors"
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, federation.stage.printed(kits.SERVER)
+        time.sleep(0.05)
+
+
+def test_a_full_disk_while_saving_loses_nothing(federation: Federation, tmp_path: Path) -> None:
+    federation.order(kits.SERVER, {"kind": "disk", "step": "checkpoint", "round": 3})
+    run = tmp_path / "run"
+    submitted = federation.submit("fedavg", run, 6, "--checkpoint-every", "1")
+    assert submitted.finish() == 2
+    assert "cannot write" in submitted.text
+    assert "Traceback" not in submitted.text
+    federation.calm()
+    resumed = federation.submit("fedavg", run, 6, "--checkpoint-every", "1", "--resume", str(run))
+    assert resumed.finish() == 0, resumed.text
+    assert same_weights(weights_of(run), in_process("fedavg", 6).weights)
+
+
+def test_ctrl_c_saves_and_resume_goes_on(federation: Federation, tmp_path: Path) -> None:
+    slowly(federation)
+    run = tmp_path / "run"
+    submitted = federation.submit("fedavg", run, 30)
+    submitted.wait_for("silos are starting", 60)
+    federation.stage.wait_for("silo-1", "training, round 1", 60)
+    submitted.process.send_signal(signal.SIGINT)
+    assert submitted.finish() == 130, submitted.text
+    assert f"--resume {run}" in submitted.text
+    federation.calm()
+    resumed = federation.submit("fedavg", run, 30, "--resume", str(run))
+    assert resumed.finish() == 0, resumed.text
+    assert same_weights(weights_of(run), in_process("fedavg", 30).weights)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_party_leaves_no_process_behind(
+    federation: Federation, stop: signal.Signals
+) -> None:
+    """SIGKILL ends the command alone; what it started sees that and ends by itself."""
+    family = federation.family("silo-1")
+    process = federation.stage.processes.pop("silo-1")
+    process.send_signal(stop)
+    code = process.wait(timeout=20)
+    _, alive = psutil.wait_procs(family[1:], timeout=20)
+    assert not alive
+    if stop != signal.SIGKILL:
+        assert code == 0
+        assert federation.stage.printed("silo-1").rstrip().endswith("stopped")

@@ -1,0 +1,237 @@
+"""Server, silos, submitter and observer as processes: what works, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import ssl
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedmend.deploy import kits
+from fedmend.deploy.deployed import make_plan
+from fedmend.deploy.rehearsal import equal
+from fedmend.privacy.policy import POLICY_FILE
+from tests.integration.flare.conftest import (
+    PARTITION,
+    SETTINGS,
+    Federation,
+    in_process,
+    methods_rows,
+    record_of,
+    weights_of,
+)
+from tests.tiny import same_weights
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # FLARE's own
+
+
+def test_a_submitted_run_is_the_in_process_one(federation: Federation, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    submitted = federation.submit("fedavg", run, 4)
+    assert submitted.finish() == 0, submitted.text
+    expected = in_process("fedavg", 4)
+    assert same_weights(weights_of(run), expected.weights)
+    assert methods_rows(run) == expected.ledger.entries
+    record = record_of(run)
+    for key in ("method", "settings", "seed", "evaluation", "result", "rounds", "model"):
+        assert record[key] == json.loads(json.dumps(expected.record[key])), key
+    assert "What left each silo" in submitted.text
+    # A silo can use what it helped to train, with its own folder of the run.
+    silo = federation.stage.state("silo-1") / "runs" / record["engine"]["run"]
+    out = tmp_path / "predictions.csv"
+    graph = federation.stage.graph("silo-1")
+    predicted = federation.command("predict", silo, "--graph", graph, "--out", out)
+    assert predicted.finish() == 0, predicted.text
+    assert len(out.read_text().splitlines()) == 1 + PARTITION.silos["silo-1"].num_nodes
+
+
+def test_own_models_stay_at_their_silos(federation: Federation, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    submitted = federation.submit("fedper", run, 3)
+    assert submitted.finish() == 0, submitted.text
+    assert not (run / "weights").exists()
+    record, expected = record_of(run), in_process("fedper", 3)
+    assert record["silos_with_own_model"] == sorted(expected.own)
+    for name, weights in expected.own.items():
+        assert equal(federation.stage.own_weights(name, record), weights)
+    assert methods_rows(run) == expected.ledger.entries
+
+
+def test_status_and_an_observers_rights(federation: Federation, tmp_path: Path) -> None:
+    kit = federation.stage.kit_folders / kits.OBSERVER
+    status = federation.command("status", kit, "--json")
+    assert status.finish() == 0, status.text
+    assert json.loads(status.lines[-1])["silos"] == ["silo-0", "silo-1", "silo-2"]
+    refused = federation.submit("fedavg", tmp_path / "run", 3, kit=kits.OBSERVER)
+    assert refused.finish() == 2
+    assert "this kit's role may not start runs" in refused.text
+    assert "Traceback" not in refused.text
+
+
+def test_a_silos_policy_is_the_last_word(federation: Federation, tmp_path: Path) -> None:
+    policy = federation.stage.kit_folders / "silo-1" / POLICY_FILE
+    before = policy.read_text()
+    try:
+        policy.write_text('refuse_kinds = ["weights"]\n')
+        refused = federation.submit("fedavg", tmp_path / "run", 3)
+        assert refused.finish() == 2
+    finally:
+        policy.write_text(before)
+    assert "silo-1 takes no part: its policy lets no weights leave" in refused.text
+    run = json.loads((tmp_path / "run" / "deployment.json").read_text())["run"]
+    assert not list((federation.stage.state("server") / "runs" / run).glob("checkpoint*"))
+
+
+def test_a_message_the_method_does_not_declare(federation: Federation, tmp_path: Path) -> None:
+    federation.order("silo-1", {"kind": "undeclared", "step": "train", "round": 2})
+    refused = federation.submit("fedavg", tmp_path / "run", 3)
+    assert refused.finish() == 2
+    assert "silo-1 sent something else than a reply" in refused.text
+    assert "fedavg.Validation is not allowed here" in refused.text
+
+
+def test_an_oversized_message(federation: Federation, tmp_path: Path) -> None:
+    refused = federation.submit(
+        "fedavg", tmp_path / "run", 3, "--set", "hidden=64", "--largest-message", "2000"
+    )
+    assert refused.finish() == 2
+    assert "above the limit of 2000" in refused.text
+
+
+# Certificates
+
+
+def first_bytes(port: int, context: ssl.SSLContext) -> bytes:
+    """What a server says to somebody who starts to speak gRPC; nothing if it hangs up."""
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=10) as raw,
+            context.wrap_socket(raw, server_hostname="localhost") as stream,
+        ):
+            stream.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+            return stream.recv(1000)
+    except (ssl.SSLError, ConnectionError):
+        return b""
+
+
+def test_without_a_certificate_nobody_gets_in(federation: Federation) -> None:
+    kit = federation.stage.submitter
+    context = ssl.create_default_context(cafile=str(kit.file(kits.ROOT)))
+    assert first_bytes(kit.port, context) == b""
+    context.load_cert_chain(kit.file(kits.CERTIFICATE), kit.file(kits.KEY))
+    assert first_bytes(kit.port, context) != b""  # the certificate is what made the difference
+
+
+def connected(federation: Federation) -> list[str]:
+    status = federation.command("status", federation.stage.kit_folders / kits.OBSERVER, "--json")
+    assert status.finish() == 0, status.text
+    found: list[str] = json.loads(status.lines[-1])["silos"]
+    return found
+
+
+def test_strangers(federation: Federation, tmp_path: Path) -> None:
+    """Another authority's certificate, and one silo's certificate under another's name."""
+    stage = federation.stage
+    others = tmp_path / "others"
+    kits.provision(others, stage.submitter.address, ["intruder"])
+    shutil.copytree(stage.kit_folders / "silo-0", others / "impostor")
+    about = json.loads((others / "impostor" / kits.KIT).read_text())
+    (others / "impostor" / kits.KIT).write_text(json.dumps({**about, "name": "impostor"}))
+    names = ("intruder", "impostor")
+    try:
+        for name in names:
+            shutil.copytree(stage.graph("silo-0"), stage.graph(name))
+            stage.start(name, others / name)
+        for name in names:
+            stage.wait_for(name, "not connected yet", 60)
+        assert connected(federation) == ["silo-0", "silo-1", "silo-2"]
+        for name in names:
+            assert "connected to the server" not in stage.printed(name)
+    finally:
+        stage.stop(*names)
+    log = (stage.state(kits.SERVER) / "flare" / "log.txt").read_text()
+    assert "authenticated as 'silo-0' but claimed endpoint 'impostor'" in log
+    assert "intruder" not in log  # it never got beyond the handshake
+    # Nor can the other authority's submitter say anything.
+    refused = federation.command("status", others / kits.SUBMITTER)
+    assert refused.finish() == 2
+    assert "cannot connect to the server" in refused.text
+
+
+# Code in jobs
+
+
+def raw_job(federation: Federation, change: Any) -> str:
+    """Submit a job as a modified submitter would; what became of it."""
+    from fedmend.deploy import session, submission
+
+    kit = federation.stage.submitter
+    plan = make_plan("fedavg", SETTINGS, list(federation.stage.silos), run="f" * 16)
+    with tempfile.TemporaryDirectory() as folder, session.session(kit) as opened:
+        path = submission.write_job(Path(folder), plan, list(federation.stage.silos))
+        change(path)
+        try:
+            job = opened.submit_job(str(path))
+        except Exception as error:  # noqa: BLE001  # FLARE raises many kinds
+            return str(error)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            meta = opened.get_job_meta(job)
+            if str(meta["status"]).startswith("FINISHED"):
+                return f"{meta['status']} {meta.get('job_deploy_detail')}"
+            time.sleep(0.5)
+    return "still there"
+
+
+def test_a_job_that_ships_code(federation: Federation, tmp_path: Path) -> None:
+    marker = tmp_path / "it-ran"
+
+    def with_code(path: Path) -> None:
+        for app in ("server", "silo"):
+            folder = path / app / "custom"
+            folder.mkdir()
+            code = f"open({str(marker)!r}, 'w').close()\nclass Evil:\n    pass\n"
+            (folder / "evil.py").write_text(code)
+        config = path / "silo" / "config" / "config_fed_client.json"
+        config.write_text(config.read_text().replace("fedmend.deploy.job.SiloJob", "evil.Evil"))
+
+    outcome = raw_job(federation, with_code)
+    assert "not authorized" in outcome or "BYOC" in outcome, outcome
+    assert not marker.exists()
+
+
+def test_a_job_that_names_other_classes(federation: Federation, tmp_path: Path) -> None:
+    marker = tmp_path / "it-ran"
+
+    def with_class(path: Path) -> None:
+        config = path / "silo" / "config" / "config_fed_client.json"
+        job = json.loads(config.read_text())
+        arguments = {"args": f"touch {marker}", "shell": True}
+        job["components"].append({"id": "x", "path": "subprocess.Popen", "args": arguments})
+        config.write_text(json.dumps(job))
+
+    outcome = raw_job(federation, with_class)
+    assert "FINISHED" in outcome
+    assert "COMPLETED" not in outcome
+    assert not marker.exists()
+
+
+def test_a_removed_silo_does_not_get_in_any_more(federation: Federation) -> None:
+    """The last test of this file: silo-2 stays out."""
+    stage = federation.stage
+    (stage.kit_folders / kits.SERVER / kits.REMOVED).write_text("silo-2\n")
+    stage.stop(kits.SERVER)
+    federation.revive()
+    for name in ("silo-0", "silo-1"):
+        stage.wait_for(kits.SERVER, f"silo {name} is connected", 60)
+    time.sleep(12)  # as long as a silo needs at most to try again
+    assert "not let in: silo-2" in stage.printed(kits.SERVER)
+    assert "silo silo-2 is connected" not in stage.printed(kits.SERVER)
+    assert connected(federation) == ["silo-0", "silo-1"]
