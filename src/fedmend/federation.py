@@ -96,9 +96,18 @@ def content_sizes(sent: Any) -> dict[Kind, int]:
         elif isinstance(value, dict) and all(isinstance(each, Tensor) for each in value.values()):
             size = sum(each.nbytes for each in value.values())
         else:
-            size = len(json.dumps(value))  # as the wire writes it
+            size = len(json.dumps(_as_sent(value, rule)))
         sizes[rule.kind] = sizes.get(rule.kind, 0) + size
     return sizes
+
+
+def _as_sent(value: Any, rule: FieldRule) -> Any:
+    """A plain value as the other side reads it: a whole number in a float's place is a float."""
+    if rule.type is float:
+        return float(value)
+    if rule.type == dict[str, float]:
+        return {key: float(each) for key, each in value.items()}
+    return value
 
 
 def wire_name(message_type: type[Any]) -> str:
