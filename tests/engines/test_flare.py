@@ -126,7 +126,9 @@ def in_process(method: str, **options: Any) -> Result:
     return train(method, PARTITION, evaluation="own-subgraph", **settings, **options)
 
 
-deployable = pytest.mark.parametrize("method", [n for n, m in METHODS.items() if not m.pooled])
+deployable = pytest.mark.parametrize(
+    "method", [n for n, m in METHODS.items() if m.not_deployable is None]
+)
 
 
 def methods_rows(ledger: Ledger) -> list[Any]:

@@ -34,9 +34,9 @@ def make_plan(
 ) -> dict[str, Any]:
     """All a server needs to know of a run, as plain values; refused where it could not work."""
     chosen, config = choose(method, settings)
-    if chosen.pooled:
+    if chosen.not_deployable is not None:
         raise SettingsError(
-            f"{chosen.name} cannot be deployed: it needs all raw data in one place; use "
+            f"{chosen.name} cannot be deployed: {chosen.not_deployable}; use "
             f"`fedmend run {chosen.name}` where the whole graph is"
         )
     if config.min_silos > len(silos):

@@ -530,8 +530,8 @@ class Desk:
         """Take part or refuse, before anything but a schema is said."""
         method = find(plan.method)
         self._policy.check_method(method.name)
-        if method.pooled:
-            raise RefusedError(f"{method.name} needs all raw data in one place")
+        if method.not_deployable is not None:
+            raise RefusedError(f"{method.name} cannot be deployed: {method.not_deployable}")
         for name, step in steps_of(method.silo_type).items():
             self._policy.check_kinds(kinds_of(step), f"which {method.name} sends in {name}")
         self._policy.check_kinds(kinds_of(Desk.score), "which the final test sends")
@@ -604,7 +604,9 @@ class Desk:
             raise FederationError("there is no model to test")
         tested = int(graph.test_mask.sum())
         figures = (
-            score_silo(shape, weights, graph) if tested else {"accuracy": 0.0, "macro_f1": 0.0}
+            score_silo(shape, weights, graph, self._built().mended_embeddings())
+            if tested
+            else {"accuracy": 0.0, "macro_f1": 0.0}
         )
         record = {
             "format": FORMAT,

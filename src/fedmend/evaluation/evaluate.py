@@ -130,9 +130,11 @@ def mean_scores(mode: str, by_silo: dict[str, dict[str, float]], test_nodes: int
     )
 
 
-def score_silo(shape: ModelShape, weights: Weights, graph: Graph) -> dict[str, float]:
+def score_silo(
+    shape: ModelShape, weights: Weights, graph: Graph, mended: Tensor | None = None
+) -> dict[str, float]:
     """One silo's part of `own-subgraph`, for a silo that nobody else can look into."""
-    return _test(model_with(shape, weights), graph)
+    return _test(model_with(shape, weights), graph, mended)
 
 
 def _on_whole(mended: Mapping[str, Tensor], partition: Partition) -> Tensor:

@@ -60,6 +60,15 @@ class Method:
         found: type[SiloBase] = self._load("Silo")
         return found
 
+    @property
+    def not_deployable(self) -> str | None:
+        """Why the method cannot run between real organisations; None if it can."""
+        if self.pooled or self.sees_beyond:
+            return "it needs raw data of all silos in one place"
+        if self.needs_border:
+            return "deployed silos do not hand it their edges to each other yet"
+        return None
+
     def privacy(self, settings: Any, graphs: Mapping[str, Graph]) -> dict[str, Any] | None:
         """What the method's privacy claim comes to for a run; None if it makes none."""
         module = importlib.import_module(f"fedmend.methods.{self.module}")
