@@ -85,6 +85,7 @@ class FedDEPSettings(fedavg.FedAvgSettings):
     clusters: int = setting(0, "prototypes per silo (C); 0 = as many as classes", low=0)
     min_cluster: int = setting(3, "fewest nodes behind a prototype", low=1)
     neighbours: int = setting(5, "most neighbours generated for a node (k)", low=0, high=100)
+    least_neighbours: int = setting(0, "fewest neighbours generated for a node", low=0, high=100)
     hide: float = setting(0.5, "share of a silo's nodes hidden to learn from (h)", low=0, high=0.9)
     generator_hidden: int = setting(256, "hidden layer of the neighbour head", low=1)
     generator_epochs: int = setting(50, "steps on the whole graph the generator makes", low=0)
@@ -305,6 +306,7 @@ class DGen(NeighbourGenerator):
             build(settings.shape(schema), stream(seed, "server", "initial weights")),
             embedding=settings.embedding,
             neighbours=settings.neighbours,
+            least=settings.least_neighbours,
             widths=(settings.generator_hidden,),
             outputs=settings.embedding,
             bounded=True,

@@ -60,6 +60,7 @@ class NeighGenSettings(fedavg.FedAvgSettings):
     """How a silo's generator is built and trained on its own graph."""
 
     neighbours: int = setting(5, "most neighbours generated for a node (k)", low=0, high=100)
+    least_neighbours: int = setting(0, "fewest neighbours generated for a node", low=0, high=100)
     hide: float = setting(0.15, "share of a silo's nodes hidden to learn from (h)", low=0, high=0.9)
     embedding: int = setting(128, "width of the embeddings z_v (d_z)", low=1, high=10**5)
     encoder_layers: int = setting(2, "layers of the generator's encoder", low=1, high=20)
@@ -101,6 +102,7 @@ class NeighGen(NeighbourGenerator):
             build(shape, stream(seed, "server", "initial weights")),
             embedding=settings.embedding,
             neighbours=settings.neighbours,
+            least=settings.least_neighbours,
             widths=(settings.generator_hidden, settings.generator_width),
             outputs=graph.num_features,
             bounded=settings.generator_output == "tanh",

@@ -35,6 +35,7 @@ class NeighbourGenerator(ABC):
         *,
         embedding: int,
         neighbours: int,
+        least: int,
         widths: tuple[int, ...],
         outputs: int,
         bounded: bool,
@@ -46,6 +47,7 @@ class NeighbourGenerator(ABC):
     ) -> None:
         self.name, self.graph, self.encoder, self.classifier = name, graph, encoder, classifier
         self.neighbours, self.embedding = neighbours, embedding
+        self._least = min(least, neighbours)
         self.trained = False
         self._batch, self._number_weight = batch, number_weight
         self.noise = stream(seed, name, "generator noise")
@@ -109,8 +111,12 @@ class NeighbourGenerator(ABC):
             return z, self.rounded(self.number(z))
 
     def rounded(self, predicted: Tensor) -> Tensor:
-        """Predicted numbers of missing neighbours as whole numbers of at most k."""
-        return predicted.detach().round().long().clamp(0, self.neighbours)
+        """Predicted numbers of missing neighbours as whole numbers, from the least to k.
+
+        The prediction is learned from hidden nodes. It knows nothing of how many edges were cut,
+        which may be many more: hence a least number that the user can set.
+        """
+        return predicted.detach().round().long().clamp(self._least, self.neighbours)
 
     def step(
         self, batch: Tensor, noise: Tensor, cross: Mapping[str, Tensor] | None = None
