@@ -182,7 +182,7 @@ def test_wandb_writes_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         store.close()
         return found
 
-    # A process of its own writes the file, and on a busy machine it is a little behind.
+    # A process of its own writes the file: give it time.
     deadline = time.monotonic() + 60
     while not wanted(record).keys() <= read().keys() and time.monotonic() < deadline:
         time.sleep(0.2)
