@@ -84,6 +84,19 @@ def test_stopped_cells_go_on_to_the_same(tmp_path: Path, engine: Engine) -> None
     assert same(run_cells(many, tmp_path / "part", engine), whole)
 
 
+def test_who_cannot_wait_for_the_round_is_obeyed_at_once(tmp_path: Path) -> None:
+    """The second Ctrl-C raises in the middle of a cell: that is no failed cell."""
+    telling = Telling()
+
+    def twice(_cell: Cell, _moment: Moment) -> None:
+        telling.stop_requested = True
+        raise RuntimeError("the second signal")
+
+    telling.round = twice
+    with pytest.raises(RuntimeError, match="the second signal"):
+        run_cells(cells(2), tmp_path, ONE, telling)
+
+
 def test_a_folder_with_another_run_is_left_alone(tmp_path: Path) -> None:
     run_cells(cells(1), tmp_path, ONE)
     before = (tmp_path / "fedavg/seed-0/record.json").read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -159,24 +160,32 @@ def test_wandb_writes_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     from wandb.proto import wandb_internal_pb2
     from wandb.sdk.internal.datastore import DataStore
 
-    record = followed(tracking.parse(f"wandb:{tmp_path / 'w'}")("first", {"lr": 0.1}))
+    said: list[str] = []
+    sink = tracking.parse(f"wandb:{tmp_path / 'w'}")("first", {"lr": 0.1})
+    record = followed(sink, Watch(on_sentence=said.append))
+    assert said == []
     (file,) = (tmp_path / "w").rglob("*.wandb")
     assert "offline-run" in str(file)
-    store = DataStore()
-    store.open_for_scan(str(file))
-    read: dict[tuple[str, int], float] = {}
-    while (data := store.scan_data()) is not None:
-        entry = wandb_internal_pb2.Record()
-        entry.ParseFromString(data)
-        if entry.WhichOneof("record_type") != "history":
-            continue
-        values = {
-            item.key or "/".join(item.nested_key): json.loads(item.value_json)
-            for item in entry.history.item
-        }
-        for name, value in values.items():
-            if name.startswith("training/"):
-                read[name, values["round"]] = value
-    store.close()
+
+    def read() -> dict[tuple[str, int], float]:
+        found: dict[tuple[str, int], float] = {}
+        store = DataStore()
+        store.open_for_scan(str(file))
+        while (data := store.scan_data()) is not None:
+            entry = wandb_internal_pb2.Record()
+            entry.ParseFromString(data)
+            values = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                for item in entry.history.item
+            }
+            found |= {(name, values["round"]): value for name, value in values.items()}
+        store.close()
+        return found
+
+    # A process of its own writes the file: give it time.
+    deadline = time.monotonic() + 60
+    while not wanted(record).keys() <= read().keys() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    there = read()
     for key, value in wanted(record).items():
-        assert read[key] == pytest.approx(value), key
+        assert there[key] == pytest.approx(value), key

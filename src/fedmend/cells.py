@@ -214,7 +214,9 @@ def _one_after_another(
         telling.started(cell)
         try:
             record = run_cell(cell, out, splits, engine, _watch(cell, telling))
-        except Exception as error:  # noqa: BLE001  # whatever it is, the other cells go on
+        except Exception as error:  # whatever it is, the other cells go on
+            if telling.stop_requested:
+                raise  # somebody who had no patience for the round's end
             outcome.failures[cell.name] = why(error)
             telling.failed(cell, why(error))
             continue

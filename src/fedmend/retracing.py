@@ -116,7 +116,7 @@ def confusion(saved: SavedRun, silos: Partition) -> tuple[list[list[int]] | None
             accuracies.append(float((found == true).double().mean()))
             flat = torch.bincount(true * classes + found, minlength=classes * classes)
             counts += flat.numpy().reshape(classes, classes)
-    except (FedmendError, KeyError) as error:
+    except (FedmendError, KeyError, RuntimeError, TypeError) as error:
         return None, f"The run's predictions could not be made again: {error}"
     if not accuracies or abs(np.mean(accuracies) - record["result"]["accuracy"]) > 1e-3:
         return None, (

@@ -86,7 +86,9 @@ def study(
             evaluation,
         )
         cells = plan.cells()
-    title = f"{chosen.summary} ({chosen.repeats}): {dataset}, {cut}, {seeds} seeds"
+    title = (
+        f"{chosen.summary} ({chosen.repeats}): {dataset}, {cut}, {seeds} seed{'s' * (seeds > 1)}"
+    )
 
     def so_far(records: dict[str, Any]) -> RenderableType:
         return reports.table(title, chosen.varies, gather(plan, Outcome(records)), "...")

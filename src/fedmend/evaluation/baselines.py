@@ -86,7 +86,7 @@ def _logistic(graphs: list[Graph]) -> Classifier:
     if len(np.unique(y)) == 1:
         return _majority(graphs)
     validation = rows("val_mask")
-    # One thread: the products are small, and threads of several processes wait for each other.
+    # One thread: cells may run side by side, and they share the cores.
     with threadpool_limits(1):
         models = [LogisticRegression(C=each, max_iter=2000).fit(x, y) for each in STRENGTHS]
     if len(validation[1]):
