@@ -34,6 +34,9 @@ LOG = "log.txt"
 STOP_WITHIN = 5.0
 """Seconds the children get to end by themselves."""
 
+TIED = "FEDMEND_END_WITH_PARENT"
+"""In the environment: end when the process that started this one is gone (a rehearsal's)."""
+
 FLARE_VARIABLES = {
     # A dead silo is the engine's affair: FLARE must not end the run a minute later.
     "NVFLARE_DEAD_CLIENT_GRACE_PERIOD": "1000000000",
@@ -125,8 +128,11 @@ def _look_after(kind: str, kit: Kit, root: Path, state: Path, tell: Tell) -> int
     reader.start()
     try:
         waiting, patience = time.monotonic(), 10.0
+        parent, tied = os.getppid(), TIED in os.environ
         while child.poll() is None and not asked:
             time.sleep(0.1)
+            if tied and os.getppid() != parent:
+                asked.append(signal.SIGTERM)
             if not up.is_set() and time.monotonic() - waiting > patience:
                 waiting, patience = time.monotonic(), 60.0
                 tell(

@@ -5,6 +5,7 @@ Everything is what a real deployment uses, commands included; only the machines 
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from fedmend.data.partition import Partition
 from fedmend.deploy import kits, submission
 from fedmend.deploy.deployed import make_plan
 from fedmend.deploy.kits import Kit
-from fedmend.deploy.processes import end_trees
+from fedmend.deploy.processes import TIED, end_trees
 from fedmend.engines.base import Watch
 from fedmend.engines.flare import PLATFORM_PHASES
 from fedmend.errors import FederationError
@@ -199,7 +200,7 @@ class Stage:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=None if self.environment is None else dict(self.environment),
+                env={**(self.environment or os.environ), TIED: "1"},
             )
 
     def stop(self, *parties: str) -> None:

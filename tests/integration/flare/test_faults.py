@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -168,3 +170,28 @@ def test_a_stopped_party_leaves_no_process_behind(
     if stop != signal.SIGKILL:
         assert code == 0
         assert federation.stage.printed("silo-1").rstrip().endswith("stopped")
+
+
+def test_a_killed_rehearsal_leaves_no_process_behind(tmp_path: Path) -> None:
+    command = ["rehearse", "fedavg", "--dataset", "csbm:nodes=60", "--silos", "1", "--out"]
+    rehearsal = subprocess.Popen(
+        [sys.executable, "-m", "fedmend.cli.main", *command, str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    family = []
+    try:
+        printed, deadline = tmp_path / "output" / "silo-0.txt", time.monotonic() + 60
+        while not (printed.exists() and "ready" in printed.read_text()):
+            assert rehearsal.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        family = psutil.Process(rehearsal.pid).children(recursive=True)
+        assert len(family) >= 4  # two commands and FLARE's programs
+    finally:
+        rehearsal.kill()
+        rehearsal.wait()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    for process in alive:
+        process.kill()
+    assert not alive
