@@ -34,7 +34,7 @@ def test_a_study_leaves_table_files_and_plot(fedmend: Command, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert "Δ is the difference to fedavg" in done.stdout
     assert {path.name for path in (tmp_path / "s").iterdir()} == {
-        *("fedavg", "global", "study.csv", "study.json", "study.png", "study.svg")
+        *("fedavg", "global", "hifgl", "study.csv", "study.json", "study.png", "study.svg")
     }
     saved = json.loads((tmp_path / "s/study.json").read_text())
     assert [each["value"] for each in saved["entries"]] == ["1", "1", "2", "2"]
