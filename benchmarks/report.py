@@ -506,9 +506,10 @@ def _hifgl_label(name: str) -> str:
 
 def _hifgl_line(row: Row, theirs: Row) -> list[str]:
     known = theirs.get(row["name"])
+    spread = f" ± {row['std']:.4f} ({row['interval']:.4f})" if len(row["by_seed"]) > 1 else ""
     return [
         _hifgl_label(row["name"]),
-        f"{row['mean']:.4f} ± {row['std']:.4f} ({row['interval']:.4f})",
+        f"{row['mean']:.4f}{spread}",
         "" if row["gain"] is None else f"{100 * row['gain']:.1f}%",
         "" if known is None else f"{known['acc']:.4f} ± {known['std']:.4f}",
         "" if known is None else f"{row['mean'] - known['acc']:+.4f}",
