@@ -37,7 +37,7 @@ def test_a_study_leaves_table_files_and_plot(fedmend: Command, tmp_path: Path) -
         *("fedavg", "global", "hifgl", "study.csv", "study.json", "study.png", "study.svg")
     }
     saved = json.loads((tmp_path / "s/study.json").read_text())
-    assert [each["value"] for each in saved["entries"]] == ["1", "1", "2", "2"]
+    assert [each["value"] for each in saved["entries"]] == ["1", "1", "1", "2", "2", "2"]
     record = json.loads((tmp_path / "s/fedavg/1/seed-0/record.json").read_text())
     assert (record["settings"]["layers"], record["settings"]["hidden"]) == (1, 64)
     assert record["settings"]["backbone"] == "gcn"
