@@ -176,9 +176,14 @@ def test_view_does_not_drag_its_storage_along() -> None:
         torch.tensor([2.0]).expand(5),
         torch.ones(1, 3, 1, 2).to(memory_format=torch.channels_last),
         torch.zeros(0, 5),
+        torch.zeros(1, dtype=torch.int64).as_strided((0,), (0,)),
+        torch.ones(1, dtype=torch.int64).as_strided((1,), (0,)),
         torch.tensor(1.5),
     ],
-    ids=["transposed", "permuted", "expanded", "channels last", "empty", "scalar"],
+    ids=[
+        *("transposed", "permuted", "expanded", "channels last"),
+        *("empty", "empty without stride", "one without stride", "scalar"),
+    ],
 )
 def test_any_strides(odd: Tensor) -> None:
     assert same(odd, decode(encode(everything(tensor=odd)).data).tensor)

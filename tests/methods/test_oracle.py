@@ -73,9 +73,10 @@ def test_ledger_counts_what_is_shown() -> None:
     raw = {entry.silo: entry for entry in result.ledger.entries if entry.kind == "raw"}
     assert set(raw) == set(PARTITION.names)
     for name, entry in raw.items():
-        shown = PARTITION.with_surroundings(name, 1).num_nodes - PARTITION.silos[name].num_nodes
+        seen, own = PARTITION.with_surroundings(name, 1), PARTITION.silos[name]
+        nodes, edges = seen.num_nodes - own.num_nodes, seen.num_edges - own.num_edges
         assert (entry.direction, entry.phase) == ("down", "set-up")
-        assert entry.bytes == shown * 6 * 4
+        assert entry.bytes == nodes * 6 * 4 + edges * 2 * 8
 
 
 def test_needs_the_whole_graph() -> None:

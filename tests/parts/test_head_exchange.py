@@ -312,7 +312,7 @@ def test_an_offer_below_the_minimum_holds_nothing() -> None:
 
 
 def test_an_offer_tells_of_no_node_without_a_predicted_neighbour() -> None:
-    silo = silos()["silo-0"]
+    silo = silos(replace(SETTINGS, least_neighbours=0))["silo-0"]
     learner = silo.learner
     with torch.no_grad():  # about half of the nodes miss one
         values = learner.embeddings() @ learner.number.weight
@@ -320,3 +320,12 @@ def test_an_offer_tells_of_no_node_without_a_predicted_neighbour() -> None:
     offer = silo.offer_head(Nothing())
     assert 2 <= len(offer.predicted) < silo.learner.impaired.graph.num_nodes
     assert int(offer.predicted.min()) >= 1
+
+
+def test_every_node_gets_the_least_number_of_neighbours() -> None:
+    for least in (0, 1, 3, 100):
+        silo = silos(replace(SETTINGS, least_neighbours=least))["silo-0"]
+        learner = silo.learner
+        predicted = torch.tensor([0.0, 0.4, 1.6, 2.2, 50.0])
+        expected = [min(max(each, least), learner.neighbours) for each in (0, 0, 2, 2, 50)]
+        assert learner.rounded(predicted).tolist() == expected

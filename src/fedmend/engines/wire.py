@@ -147,7 +147,10 @@ def _written(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> byte
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
-        parts.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        flat = tensor.reshape(-1)
+        if flat.stride(0) != 1:  # of no or one item it may be anything, which `view` refuses
+            flat = flat.clone(memory_format=torch.contiguous_format)
+        parts.append(flat.view(torch.uint8).numpy().data)
     written = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     written += b" " * (-len(written) % 8)
     return b"".join([len(written).to_bytes(8, "little"), written, *parts])
