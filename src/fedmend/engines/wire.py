@@ -149,7 +149,7 @@ def _written(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> byte
         }
         flat = tensor.reshape(-1)
         if flat.stride(0) != 1:  # of no or one item it may be anything, which `view` refuses
-            flat = flat.clone(memory_format=torch.contiguous_format)
+            flat = torch.empty(flat.shape, dtype=flat.dtype).copy_(flat)
         parts.append(flat.view(torch.uint8).numpy().data)
     written = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     written += b" " * (-len(written) % 8)

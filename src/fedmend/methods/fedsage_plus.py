@@ -19,10 +19,10 @@ it safe. With two silos there is nothing to add up, which the run says.
 
 Beyond the paper, or where it is silent:
 - Eq. (3) prints the number of missing neighbours as a function of itself; it is one of z_v.
-- At least `least_neighbours` neighbours are generated for every node. Hidden nodes teach how many of
-  *them* a node misses, which says nothing of how many edges were cut: on a random cut into five
-  the prediction is below one for most nodes, where four are missing. It is what makes mending
-  work here (docs/methods/fedsage-plus.md has the figures); 0 is the paper's.
+- At least `least_neighbours` neighbours are generated for every node. Hidden nodes teach how many
+  of *them* a node misses, which says nothing of how many edges were cut: on a random cut of Cora
+  into five the prediction is below one for most nodes, where three are missing on average. It is
+  what makes mending work here (docs/methods/fedsage-plus.md has the figures); 0 is the paper's.
 - Half of the nodes are hidden (the paper: 15%), and the neighbour head is 256 wide (the code:
   2048; the paper gives no width).
 - The predicted number is rounded. The reconstruction loss covers the true number of lost
