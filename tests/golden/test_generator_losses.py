@@ -26,7 +26,7 @@ NEIGHBOURS: dict[int, list[int]] = {
     v: sorted([b for a, b in EDGES if a == v] + [a for a, b in EDGES if b == v]) for v in range(6)
 }
 GRAPH = Graph(X, np.array(EDGES).T, LABELS, train_mask=TRAIN, label_names=["no", "yes"])
-WIDTH, SLOTS = 3, 2
+WIDTH, SLOTS, LEAST = 3, 2, 1
 Row = list[float]
 Rows = dict[Any, Row]
 
@@ -136,7 +136,7 @@ class Impaired:
 
 
 def asked_of(predicted: dict[int, float]) -> dict[int, int]:
-    return {v: min(round(value), SLOTS) for v, value in predicted.items()}
+    return {v: min(max(round(value), LEAST), SLOTS) for v, value in predicted.items()}
 
 
 def spread(learner: NeighbourGenerator) -> None:
@@ -152,6 +152,7 @@ def common() -> dict[str, Any]:
         "hidden": 4,
         "embedding": WIDTH,
         "neighbours": SLOTS,
+        "least_neighbours": LEAST,
         "hide": 0.34,
         "generator_hidden": 5,
         "number_weight": 0.7,
