@@ -23,8 +23,8 @@ $(READY): pyproject.toml constraints.txt
 install: $(READY) ## create .venv and install the exact pins
 demo: $(READY) ## train Local, FedSage and Global on Cora, 5 silos; under a minute
 	@$(BIN)/fedmend demo
-test: $(READY) ## run all tests but those of deployment
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --ignore $(DEPLOYED) $(ARGS)
+test: $(READY) ## run all tests but those of deployment and in a browser
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --ignore $(DEPLOYED) --ignore tests/browser $(ARGS)
 test-deploy: $(READY) ## run the tests of deployment: real processes, a few minutes
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(DEPLOYED) $(ARGS)
 test-browser: $(READY) ## look at the report in Debian's chromium; pictures in build/screenshots

@@ -70,11 +70,16 @@ def picture(name: str, tmp_path: Path) -> Path:
 
 
 async def look_at_everything(tab: Tab) -> None:
-    """Open every part, scroll through it, and wait for all charts."""
+    """Open every part, scroll to each chart, and wait there until it is drawn.
+
+    A chart is drawn when it comes into view: scrolled past too quickly, it never is.
+    """
     await tab.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     await tab.run(
         "(async () => { for (const b of document.querySelectorAll('.chart')) {"
-        " b.scrollIntoView(); await new Promise(r => setTimeout(r, 60)); } scrollTo(0, 0); })()"
+        " if (b.offsetParent === null) continue; b.scrollIntoView();"
+        " for (let i = 0; i < 500 && b.dataset.drawn !== 'yes'; i++)"
+        " await new Promise(r => setTimeout(r, 60)); } scrollTo(0, 0); })()"
     )
     await tab.until(ALL_DRAWN)
 
