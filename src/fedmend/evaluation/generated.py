@@ -49,7 +49,7 @@ def compare_generated(found: Mapping[str, Generated], partition: Partition) -> d
         "true": all_true[some].tolist(),
         "generated": int(all_predicted.sum()),
         "missing": int(all_true.sum()),
-        "projection": _projection(found, partition),
+        "projection": _projection(found, partition, whole.num_nodes),
     }
 
 
@@ -60,13 +60,13 @@ def _spread(count: int, most: int) -> Tensor:
     return torch.linspace(0, count - 1, most).long()
 
 
-def _projection(found: Mapping[str, Generated], partition: Partition) -> dict[str, Any]:
+def _projection(found: Mapping[str, Generated], partition: Partition, nodes: int) -> dict[str, Any]:
     """Generated rows and the rows of truly missing neighbours, on their two main axes."""
     made = torch.cat([each.rows for each in found.values()])
     if not len(made):
         return {"generated": [], "true": []}
     made = made[_spread(len(made), MOST_POINTS)]
-    missing = _rows_of_missing(found, partition)
+    missing = _rows_of_missing(found, partition, nodes)
     both = torch.cat([made, missing])
     centred = both - both.mean(0)
     # The covariance is small (features or embeddings), and its axes are the same every time.
@@ -76,13 +76,13 @@ def _projection(found: Mapping[str, Generated], partition: Partition) -> dict[st
     return {"generated": rounded[: len(made)], "true": rounded[len(made) :]}
 
 
-def _rows_of_missing(found: Mapping[str, Generated], partition: Partition) -> Tensor:
+def _rows_of_missing(found: Mapping[str, Generated], partition: Partition, nodes: int) -> Tensor:
     """The rows, at their own silos, of nodes at both ends of some of the missing links."""
     ends = torch.from_numpy(partition.cross_edges).reshape(-1)
     ends = ends[_spread(len(ends), MOST_POINTS)]
     rows = []
     for name, each in found.items():
-        place = torch.full((len(partition.assignment),), -1)  # type: ignore[arg-type]  # known
+        place = torch.full((nodes,), -1)
         place[torch.from_numpy(partition.rows(name))] = torch.arange(len(each.of_nodes))
         mine = place[ends]
         chosen = select_rows(each.of_nodes, mine[mine >= 0])
