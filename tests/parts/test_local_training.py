@@ -83,13 +83,17 @@ def test_loss_is_the_mean_over_nodes_not_over_batches() -> None:
     assert local.train() == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("backbone", ["sage", "gcn", "gat", "mlp"])
-def test_validation_changes_nothing_in_training(backbone: str, layers: int, dropout: float) -> None:
+def test_validation_changes_nothing_in_training(
+    backbone: str, layers: int, dropout: float, sparse: bool
+) -> None:
     """A full batch shares what validation computed, but never of other weights, and to the bit."""
+    graph = tiny_graph(60, sparse=sparse)
     settings: dict[str, Any] = {"batch_size": 0, "fan_out": 0, "layers": layers, "dropout": dropout}
-    alone, checked = (training(backbone=backbone, **settings) for _ in range(2))
+    alone, checked = (training(graph, backbone=backbone, **settings) for _ in range(2))
     checked.validate()
     checked.validate()
     assert checked.train() == alone.train()
@@ -102,7 +106,7 @@ def test_validation_changes_nothing_in_training(backbone: str, layers: int, drop
         checked.validate()
     assert checked.train() == alone.train()
     assert same_weights(alone.weights(), checked.weights())
-    counted = training(backbone=backbone, **settings)
+    counted = training(graph, backbone=backbone, **settings)
     counted.load(alone.weights())
     assert checked.validate() == counted.validate()
 

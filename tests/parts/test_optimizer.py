@@ -43,6 +43,15 @@ def test_is_torchs_optimizer(kind: str, decay: float) -> None:
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_a_step_shows_in_the_weights_version(kind: str) -> None:
+    ours = parameters()
+    before = [parameter._version for parameter in ours]
+    give(ours, 0)
+    Optimizer(kind, ours, 0.05, 0.0).step()
+    assert all(p._version > old for p, old in zip(ours, before, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
 def test_goes_on_where_it_was_saved(kind: str) -> None:
     ours = parameters()
     optimizer = Optimizer(kind, ours, 0.05, 0.0)

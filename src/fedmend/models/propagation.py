@@ -118,11 +118,11 @@ def own_and_heard(
     elif hop.reused and heard_weight.shape[1] < heard_weight.shape[0]:
         # One row of h @ both is a node's own values, then the values it tells its neighbours.
         both = torch.cat([own_weight, heard_weight], dim=1)
-        return weighted_product(_with_own(hop, rule), h, both, bias)
+        return weighted_product(with_own(hop, rule), h, both, bias)
     return own_through(h, own_weight, hop) + heard_through(h, heard_weight, hop, rule, bias)
 
 
-def _with_own(hop: Hop, rule: Rule) -> SparseMatrix:
+def with_own(hop: Hop, rule: Rule) -> SparseMatrix:
     """The hop as a matrix (rows x 2 sources) over pairs of rows: own values, values told."""
     key = f"with-own-{rule}"
     if key not in hop.cache:

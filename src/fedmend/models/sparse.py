@@ -67,6 +67,20 @@ class SparseMatrix:
         return torch.from_numpy(flipped @ dense.contiguous().numpy())
 
 
+def chained(matrices: Sequence[SparseMatrix], dense: Tensor) -> Tensor:
+    """A @ (B @ ... dense), of constants."""
+    for matrix in reversed(matrices):
+        dense = matrix.times(dense)
+    return dense
+
+
+def chained_transposed(matrices: Sequence[SparseMatrix], dense: Tensor) -> Tensor:
+    """The transpose of A @ B @ ... times a constant."""
+    for matrix in matrices:
+        dense = matrix.transposed_times(dense)
+    return dense
+
+
 def sum_of_products(
     *terms: tuple[Sequence[SparseMatrix], Tensor], bias: Tensor | None = None
 ) -> Tensor:
@@ -89,12 +103,7 @@ class _SumOfProducts(torch.autograd.Function):
         *factors: Tensor,
     ) -> Tensor:
         ctx.chains = chains
-        products = []
-        for chain, product in zip(chains, factors, strict=True):
-            for matrix in reversed(chain):
-                product = matrix.times(product)
-            products.append(product)
-        total, *others = products
+        total, *others = [chained(*term) for term in zip(chains, factors, strict=True)]
         for other in others if bias is None else [*others, bias]:
             total.add_(other)
         return total
@@ -103,10 +112,7 @@ class _SumOfProducts(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         found = [None, grads[0].sum(0) if ctx.needs_input_grad[1] else None]
         for chain, needed in zip(ctx.chains, ctx.needs_input_grad[2:], strict=True):
-            gradient = grads[0]
-            for matrix in chain if needed else ():
-                gradient = matrix.transposed_times(gradient)
-            found.append(gradient if needed else None)
+            found.append(chained_transposed(chain, grads[0]) if needed else None)
         return tuple(found)
 
 

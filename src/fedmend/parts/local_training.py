@@ -22,6 +22,7 @@ from fedmend.data.sampling import (
 from fedmend.errors import DataError, FederationError, SettingsError
 from fedmend.graph import Graph, select_rows
 from fedmend.models.backbones import Backbone, ModelShape, build
+from fedmend.models.by_hand import FullBatch
 from fedmend.models.features import Features
 from fedmend.parts.optimizer import Optimizer
 from fedmend.parts.randomness import stream
@@ -68,6 +69,9 @@ class LocalTraining:
         self._val_nodes = torch.nonzero(graph.val_mask)[:, 0]
         self._val_labels = self._labels[self._val_nodes.to(self.device)]
         self._val_hops = self._hops_for(self._val_nodes) if len(self._val_nodes) else None
+        self._by_hand: FullBatch | None = None
+        if self._static and FullBatch.fits(self.model, self._features):
+            self._by_hand = FullBatch(self.model, self._features, self._whole)
         self._optimizer = self._new_optimizer()
         self._kept: tuple[list[int], Tensor | Features] | None = None
 
@@ -131,9 +135,12 @@ class LocalTraining:
     def _step(self, batch: Tensor, adjust: AdjustGradients | None) -> Tensor:
         everyone = batch is self.train_nodes
         labels = self._train_labels if everyone else self._labels[batch.to(self.device)]
-        loss = F.cross_entropy(self.scores(batch), labels)
-        self._optimizer.clear()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's
+        if self._by_hand is not None and self._full_batch is not None and not self._mends:
+            loss = self._by_hand.loss_and_gradients(self._full_batch[-1], labels)
+        else:
+            loss = F.cross_entropy(self.scores(batch), labels)
+            self._optimizer.clear()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's
         if adjust is not None:
             adjust(self.model)
         self._optimizer.step()
@@ -193,7 +200,9 @@ class LocalTraining:
         """Validation nodes classified right on the silo's own graph, and how many there are."""
         if self._val_hops is None:
             return 0, 0
-        if self._static and self.model.shape.dropout == 0.0 and not self._mends:
+        if self._by_hand is not None and not self._mends:
+            scores = self._by_hand.scores(self._val_hops[-1])
+        elif self._static and self.model.shape.dropout == 0.0 and not self._mends:
             hidden = self._hidden(keep=True)
             with torch.no_grad():
                 scores = self.model.scores(hidden, self._val_hops[-1])

@@ -73,6 +73,9 @@ class Optimizer:
                 nesterov=False,
                 maximize=False,
             )
+        # The fused kernels change the weights without telling: whoever keeps what was computed
+        # from them would not notice.
+        torch.autograd.graph.increment_version(weights)
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""
