@@ -126,7 +126,7 @@ def _run(
         )
         deployed = time.perf_counter() - submitted
     started = time.perf_counter()
-    here = train(method, silos, evaluation="own-subgraph", **settings)
+    here = train(method, silos, evaluation=METHODS[method].deployed_evaluation, **settings)
     in_process = time.perf_counter() - started
     rounds = len(record["rounds"]["training"]) - (method != "local")
     own = record["silos_with_own_model"]

@@ -263,7 +263,8 @@ def train(
     record["measured"]["workers"] = engine.workers
     # What only one process that holds all silos can know.
     record["source"] = None if source is None else dict(source)
-    record["privacy"] = chosen.privacy(config, graphs)
+    facts = {name: chosen.privacy_facts(config, graph) for name, graph in graphs.items()}
+    record["privacy"] = chosen.privacy(config, facts)
     record["generator"] = _generated(engine.silos, silos)
     record["bytes"].update(_inside_silos(engine.silos))
     names = schema.label_names

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tests.tiny import tiny_graph
 
-from fedmend.data.border import Border, borders_of, check_borders, pseudonyms
-from fedmend.data.folders import read_silos, write_partition
+from fedmend.data.border import Border, borders_of, check_borders, edge_digests, pseudonyms
+from fedmend.data.folders import read_own_border, read_silos, write_partition, write_silo
 from fedmend.data.partition import Partition, split
 from fedmend.errors import DataError, FileFormatError, GraphError
 
@@ -64,6 +64,37 @@ def test_folders_give_the_same_borders(tmp_path: Path, format: Literal["csv", "p
             (border.nodes, found.nodes),
         ):
             assert mine.tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+@pytest.mark.parametrize("given", [True, False], ids=["given borders", "a whole graph"])
+def test_a_silo_reads_its_own_border_alone(
+    tmp_path: Path, format: Literal["csv", "parquet"], given: bool
+) -> None:
+    borders = PARTITION.borders
+    partition = Partition(PARTITION.silos, "by hand", None, given_borders=borders)
+    for name in PARTITION.names:
+        write_silo(partition if given else PARTITION, name, tmp_path / name, format)
+        found = read_own_border(tmp_path / name, name, PARTITION.names)
+        assert found is not None
+        assert edge_digests(found, name, "run") == edge_digests(borders[name], name, "run")
+        assert found.nodes.tolist() == borders[name].nodes.tolist()
+    write_silo(Partition(PARTITION.silos, "by hand", None), "silo-0", tmp_path / "bare", format)
+    assert read_own_border(tmp_path / "bare", "silo-0", PARTITION.names) is None
+
+
+def test_two_silos_hash_the_edges_between_them_alike() -> None:
+    borders = PARTITION.borders
+    digests = {name: edge_digests(border, name, "run") for name, border in borders.items()}
+    for one in borders:
+        assert set(digests[one]) == set(borders) - {one}
+        for other in digests[one]:
+            assert digests[one][other] == digests[other][one]
+    assert len({digests["silo-0"]["silo-1"], digests["silo-0"]["silo-2"]}) == 2
+    whole = borders["silo-0"]
+    assert edge_digests(whole, "silo-0", "another run") != digests["silo-0"]
+    fewer = replace(whole, rows=whole.rows[1:], silos=whole.silos[1:], remote=whole.remote[1:])
+    assert edge_digests(fewer, "silo-0", "run") != digests["silo-0"]
 
 
 def test_silos_without_borders_say_what_is_missing() -> None:

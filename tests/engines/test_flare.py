@@ -11,17 +11,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+from fedmend.data.border import Border
+from fedmend.data.folders import read_own_border, write_silo
 from fedmend.data.partition import Partition
-from fedmend.deploy.deployed import make_plan, train_deployed
+from fedmend.deploy.deployed import make_plan, privacy_account, train_deployed
+from fedmend.engines import desk as desk_module
 from fedmend.engines import flare, wire
 from fedmend.engines.base import Interrupted, Moment, Watch
-from fedmend.engines.flare import PLATFORM_PHASES, Desk, Plan, kinds_of, steps_of
+from fedmend.engines.desk import PLATFORM_PHASES, Desk, Plan, kinds_of, steps_of
 from fedmend.errors import (
     FederationError,
     RefusedError,
@@ -62,10 +68,20 @@ class Place:
             self.desks[name] = Desk(
                 name,
                 lambda name=name: self.silos.silos[name],  # type: ignore[misc]  # bound now
+                lambda names, name=name: self.border(name, names),  # type: ignore[misc]  # bound now
                 self.policies.get(name, Policy()),
                 lambda run, name=name: self.folder(name, run),  # type: ignore[misc]  # bound now
                 self.told[name].append,
             )
+
+    def border(self, name: str, names: tuple[str, ...]) -> Border | None:
+        """As a silo's own process reads it."""
+        if not self.graph(name).exists():
+            write_silo(self.silos, name, self.graph(name))
+        return read_own_border(self.graph(name), name, names)
+
+    def graph(self, name: str) -> Path:
+        return self.root / "graphs" / name
 
     def folder(self, party: str, run: str = RUN) -> Path:
         path = self.root / party / run
@@ -121,9 +137,9 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.close()
 
 
-def in_process(method: str, **options: Any) -> Result:
-    settings = {**SETTINGS, **options.pop("settings", {})}
-    return train(method, PARTITION, evaluation="own-subgraph", **settings, **options)
+@cache
+def in_process(method: str) -> Result:
+    return train(method, PARTITION, evaluation=METHODS[method].deployed_evaluation, **SETTINGS)
 
 
 deployable = pytest.mark.parametrize(
@@ -144,7 +160,8 @@ def test_every_method_gives_the_in_process_result(method: str, place: Place) -> 
     for name, weights in expected.own.items():
         assert same_weights(place.own_weights(name), weights)
     assert methods_rows(place.ledger) == expected.ledger.entries
-    for key in ("method", "settings", "seed", "evaluation", "result", "rounds", "model"):
+    keys = ("method", "settings", "seed", "evaluation", "result", "rounds", "model", "privacy")
+    for key in keys:
         assert record[key] == json.loads(json.dumps(expected.record[key])), key
     assert record["label_names"] == list(expected.label_names)
 
@@ -431,7 +448,7 @@ def test_silos_that_do_not_fit_are_named(
     with pytest.raises(FederationError, match=f"silos silo-0 and silo-1 do not fit.*{says}"):
         place.run("fedavg")
     sent = {entry.message for desk in place.desks.values() for entry in desk.ledger.entries}
-    assert sent == {"flare.Plan", "flare.Introduction"}
+    assert sent == {"desk.Plan", "desk.Introduction"}
     place.close()
 
 
@@ -456,11 +473,13 @@ def test_names_of_features_are_compared_without_telling_them(tmp_path: Path) -> 
 def test_other_versions_do_not_fit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     introduce = Desk.introduce
 
-    def older(self: Desk, plan: Plan) -> flare.Introduction:
-        monkeypatch.setattr(flare, "__version__", "0.0.9" if self.name == "silo-1" else "0.1.0")
+    def older(self: Desk, plan: Plan) -> desk_module.Introduction:
+        monkeypatch.setattr(
+            desk_module, "__version__", "0.0.9" if self.name == "silo-1" else "0.1.0"
+        )
         return introduce(self, plan)
 
-    older.__annotations__ = {"plan": Plan, "return": flare.Introduction}
+    older.__annotations__ = {"plan": Plan, "return": desk_module.Introduction}
     monkeypatch.setattr(older, "__name__", "introduce")
     monkeypatch.setattr(Desk, "introduce", older)
     serial = threading.Lock()
@@ -474,6 +493,147 @@ def test_other_versions_do_not_fit(place: Place, monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(FederationError, match=r"different versions of fedmend, 0\.1\.0 and 0\.0"):
         place.run("fedavg", {name: one_by_one(line) for name, line in place.lines.items()})
+
+
+# Edges between silos
+
+
+def border_row(place: Place, name: str, row: tuple[Any, str, Any]) -> None:
+    """One row more in a silo's border."""
+    place.border(name, tuple(NAMES))
+    file = place.graph(name) / "border.parquet"
+    columns = {key: list(each) for key, each in pq.read_table(file).to_pydict().items()}
+    for column, value in zip(columns.values(), row, strict=True):
+        column.append(value)
+    pq.write_table(pa.table(columns), file)
+
+
+def refused_at_the_handshake(place: Place, says: str) -> str:
+    with pytest.raises(FederationError, match=says) as why:
+        place.run("hifgl")
+    sent = {entry.message for desk in place.desks.values() for entry in desk.ledger.entries}
+    assert sent == {"desk.Plan", "desk.Introduction"}
+    assert "\n" not in str(why.value)
+    return str(why.value)
+
+
+def test_a_silo_without_a_border_says_what_to_do(place: Place) -> None:
+    place.border("silo-1", tuple(NAMES))
+    (place.graph("silo-1") / "border.parquet").unlink()
+    refused_at_the_handshake(place, "cannot start: silo-1: .* hifgl needs .* a table border")
+
+
+def node_of(name: str) -> int:
+    return int(PARTITION.silos[name].node_ids[0])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [(4711, "silo-0", node_of("silo-0")), (node_of("silo-1"), "silo-7", 4711)],
+    ids=["a node it does not have", "a silo that takes no part"],
+)
+def test_a_border_that_cannot_be_is_its_silos_affair(
+    place: Place, row: tuple[Any, str, Any]
+) -> None:
+    border_row(place, "silo-1", row)
+    said = refused_at_the_handshake(place, "cannot start: silo-1: .* table border names a node")
+    assert "4711" not in said
+    assert "silo-7" not in said
+    assert any("border.parquet: row" in line for line in place.told["silo-1"])
+
+
+@pytest.mark.parametrize("remote", [4711, node_of("silo-0")], ids=["no node", "another edge"])
+def test_two_silos_that_list_different_edges_are_named(place: Place, remote: int) -> None:
+    border_row(place, "silo-1", (node_of("silo-1"), "silo-0", remote))
+    said = refused_at_the_handshake(place, "silos silo-0 and silo-1 list different edges")
+    assert "4711" not in said
+
+
+def test_the_same_edges_in_another_order_are_the_same(place: Place) -> None:
+    place.border("silo-1", tuple(NAMES))
+    file = place.graph("silo-1") / "border.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.take(list(range(table.num_rows))[::-1]), file)
+    place.run("hifgl")
+    assert same_weights(place.weights, in_process("hifgl").weights)
+
+
+def test_another_border_is_another_silo(place: Place) -> None:
+    """Both ends of an edge list one more: they agree, but not with what they had saved."""
+    watch = Watch()
+    watch.on_round = lambda _: setattr(watch, "stop_requested", True)
+    with pytest.raises(Interrupted):
+        place.run("hifgl", watch=watch)
+    border_row(place, "silo-0", (node_of("silo-0"), "silo-1", node_of("silo-1")))
+    border_row(place, "silo-1", (node_of("silo-1"), "silo-0", node_of("silo-0")))
+    place.start(*NAMES)
+    record = place.run("hifgl", resume=True)
+    for name in ("silo-0", "silo-1"):
+        assert any(f"{name} was lost" in sentence for sentence in record["said"])
+
+
+@pytest.mark.parametrize(
+    "borders", ["nothing", "[]", '"hash"', "[" * 100_000], ids=["text", "list", "a string", "deep"]
+)
+def test_hashes_that_are_none_stop_the_run(borders: str) -> None:
+    with pytest.raises(WireError, match="silo-1 sent something else than hashes"):
+        flare.check_borders({"silo-1": introduction(borders=borders)})
+
+
+def introduction(**changes: Any) -> desk_module.Introduction:
+    values = {"features": 6, "feature_names": "", "label_names": "[]", "fedmend": "", "torch": ""}
+    return desk_module.Introduction(**{**values, "borders": "", **changes})
+
+
+# The final test
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        torch.zeros(3, 0, dtype=torch.int64),
+        torch.zeros(3, 3, dtype=torch.int64),
+        torch.tensor([[2, 0, 0], [2, 1, 1], [2, 1, 1]]).double(),
+        torch.tensor([[3, 0, 0], [2, 1, 1], [3, 1, 0]]),
+        torch.tensor([[0, 0, 0], [2, 3, -1], [2, 1, 1]]),
+        torch.tensor([[0, 0, 0], [2, 1, 1], [2, 1, 2]]),
+    ],
+    ids=["none", "no nodes", "floats", "more right than there", "negative", "another sum"],
+)
+def test_counts_that_cannot_be_stop_the_run(counts: torch.Tensor) -> None:
+    good = torch.tensor([[1, 0, 1], [2, 1, 1], [2, 1, 1]])
+    figures = desk_module.FinalFigures(0.5, 0.5, 4, False, good, {})
+    assert flare.checked_counts("silo-1", figures, 3) is good
+    spoilt = desk_module.FinalFigures(0.5, 0.5, 4, False, counts, {})
+    with pytest.raises(WireError, match="silo-1 sent counts of its test nodes that cannot be"):
+        flare.checked_counts("silo-1", spoilt, 3)
+
+
+def test_a_privacy_account_says_who_is_not_in_it(place: Place) -> None:
+    dead = dead_after(place.line("silo-1"), 2, TimeoutError())
+
+    def deaf(ticket: int, where: str, *rest: Any) -> Mapping[str, Any]:
+        if where.startswith("evaluation"):
+            raise TimeoutError
+        return dead(ticket, where, *rest)
+
+    account = place.run("fedggr", {**place.lines, "silo-1": deaf})["privacy"]
+    assert account["without"] == ["silo-1"]
+    assert account["sentence"].endswith("lost by then: silo-1.")
+    nodes = sum(graph.num_nodes for name, graph in PARTITION.silos.items() if name != "silo-1")
+    assert f"each of the {nodes} nodes" in account["sentence"]
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, {"x": 1.0}, {"3": float("nan")}, {"3": float("inf")}, {"-1": 2.0}, {"-7": 1e300}]
+)
+def test_counts_of_a_lying_silo_do_not_lose_a_finished_run(facts: dict[str, float]) -> None:
+    method = METHODS["feddep"]
+    config = method.settings_type()
+    told = {"silo-0": facts}
+    account = privacy_account(method, config, told, ["silo-0"])
+    assert account is not None
+    assert "There is no" in account["sentence"]
 
 
 # Policies
@@ -510,7 +670,7 @@ def test_every_single_reply_is_compared_with_the_policy(
     """Even if the check before the run had a hole, the reply itself is held back."""
     place.policies["silo-1"] = Policy(refuse_kinds=("weights",))
     place.start("silo-1")
-    monkeypatch.setattr(flare, "steps_of", hidden(steps_of))
+    monkeypatch.setattr(desk_module, "steps_of", hidden(steps_of))
     with pytest.raises(RefusedError, match="lets no weights leave, which train would send"):
         place.run("fedavg")
     assert not [
@@ -556,7 +716,15 @@ def test_every_method_says_which_kinds_it_sends() -> None:
 def introduced(place: Place, name: str = "silo-0") -> Iterator[Desk]:
     desk = place.desks[name]
     config = json.dumps(make_plan("fedavg", SETTINGS, NAMES, run=RUN)["settings"])
-    plan = Plan(run=RUN, method="fedavg", settings=config, seed=0, threads=1, resumed=False)
+    plan = Plan(
+        run=RUN,
+        method="fedavg",
+        settings=config,
+        seed=0,
+        threads=1,
+        resumed=False,
+        silos=json.dumps(NAMES),
+    )
     for ticket, (step, given) in enumerate(
         (("desk.introduce", plan), ("desk.prepare", Nothing())), 1
     ):
@@ -599,8 +767,8 @@ def test_a_desk_that_was_not_introduced_does_nothing(place: Place) -> None:
     desk = place.desks["silo-0"]
     for step in ("desk.prepare", "desk.keep", "desk.score", "train"):
         given: Any = {
-            "desk.keep": flare.Place("training", 1),
-            "desk.score": flare.FinalModel({}, False),
+            "desk.keep": desk_module.Place("training", 1),
+            "desk.score": desk_module.FinalModel({}, False),
             "train": fedavg.Weights({}),
         }.get(step, Nothing())
         ticket = len(step) + 100

@@ -14,6 +14,8 @@ from sklearn.metrics import accuracy_score, f1_score
 
 from fedmend.evaluation.metrics import (
     accuracy,
+    counts_by_class,
+    figures_of,
     graph_information_gain,
     macro_f1,
     recovered_share,
@@ -30,6 +32,18 @@ def test_accuracy_and_macro_f1_are_scikit_learns(pairs: list[tuple[int, int]]) -
     assert accuracy(*tensors) == pytest.approx(accuracy_score(true, found), abs=1e-12)
     expected = f1_score(true, found, average="macro", zero_division=0.0)
     assert macro_f1(*tensors) == pytest.approx(expected, abs=1e-12)
+
+
+@given(st.lists(st.lists(st.tuples(labels, labels), min_size=1, max_size=20), min_size=1))
+def test_counts_of_silos_add_up_to_the_figures_of_all(silos: list[list[tuple[int, int]]]) -> None:
+    pairs = [torch.tensor(each).T for each in silos]
+    counts = [counts_by_class(each[0], each[1], 7) for each in pairs]
+    everyone = torch.cat(pairs, dim=1)
+    found = figures_of(torch.stack(counts).sum(0))
+    assert found == {
+        "accuracy": accuracy(everyone[0], everyone[1]),
+        "macro_f1": macro_f1(everyone[0], everyone[1]),
+    }
 
 
 def test_extremes() -> None:

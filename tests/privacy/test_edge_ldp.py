@@ -24,6 +24,7 @@ from fedmend.privacy.edge_ldp import (
     amplify,
     as_printed,
     compose,
+    deciding_degrees,
     nfdp,
     single_hop,
 )
@@ -373,6 +374,21 @@ def test_several_silos_are_their_degrees_together() -> None:
     apart = [account(5, 15, 1, 1, 1.0, 1e-5, {degree: 1}).recomputed for degree in (6, 20)]
     assert both.one_hop.epsilon == max(each.one_hop.epsilon for each in apart)
     assert both.one_hop.delta == max(each.one_hop.delta for each in apart)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=8), min_size=1, max_size=3),
+    st.integers(1, 9),
+)
+def test_a_few_degrees_of_each_silo_give_the_account_of_all(silos: list[list[int]], d: int) -> None:
+    everyone = Counter(degree for each in silos for degree in each)
+    few: Counter[int] = Counter()
+    for each in silos:
+        told = deciding_degrees(Counter(each), d)
+        assert len(told) <= 4
+        few.update(told)
+    found, expected = (account(d, None, 2, 5, 0.5, 1e-5, dict(c)) for c in (few, everyone))
+    assert found.to_dict() == expected.to_dict()
 
 
 # Bad arguments

@@ -76,6 +76,25 @@ def borders_of(partition: Partition) -> dict[str, Border]:
     return found
 
 
+def edge_digests(border: Border, name: str, run: str) -> dict[str, str]:
+    """A hash of a silo's edges to each other silo, the same for the two: where nobody sees both.
+
+    It is another one in every run. Who can guess all edges between two silos can check the guess.
+    """
+    found = {}
+    for number, other in enumerate(border.names):
+        if other == name:
+            continue
+        there = border.silos == number
+        ends = [border.nodes[border.rows[there]], border.remote[there]]
+        pairs = np.stack(ends if name < other else ends[::-1])
+        pairs = pairs[:, np.lexsort(pairs)]
+        digest = hashlib.sha256("\0".join([run, *sorted((name, other)), ""]).encode())
+        digest.update(np.ascontiguousarray(pairs, dtype="<i8").data)
+        found[other] = digest.hexdigest()
+    return found
+
+
 def check_borders(borders: Mapping[str, Border]) -> None:
     """Refuse borders that do not agree: every edge stands in both of its silos' borders."""
     everyone = [border.nodes for border in borders.values()]

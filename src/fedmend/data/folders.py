@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,7 @@ from fedmend.data.silo_folder import (
     read_border,
     read_column,
     read_folder,
+    read_own_border,
     replacing_folder,
     sort_names,
     strings,
@@ -72,6 +73,7 @@ from fedmend.files import make_folder, read_json, write_json
 from fedmend.graph import Graph, is_sparse, scipy_csr
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from numpy.typing import NDArray
 
 __all__ = [
@@ -80,10 +82,12 @@ __all__ = [
     "check_folder",
     "read_column",
     "read_folder",
+    "read_own_border",
     "read_silos",
     "silo_folders",
     "write_folder",
     "write_partition",
+    "write_silo",
 ]
 
 EVALUATION = "evaluation"
@@ -91,8 +95,8 @@ _KIND = "fedmend partition"
 _FOLDER_NAME = re.compile(r'[^./\\:*?"<>|\x00-\x1f][^/\\:*?"<>|\x00-\x1f]{0,119}')
 
 
-def _write_borders(partition: Partition, out: Path, format: Format) -> None:
-    """The cut edges: each silo's own in its folder, and all of them for evaluation."""
+def _write_cross_edges(partition: Partition, out: Path, format: Format) -> None:
+    """All cut edges, for evaluation."""
     import pyarrow as pa
 
     if partition.whole is None or partition.assignment is None:
@@ -112,20 +116,29 @@ def _write_borders(partition: Partition, out: Path, format: Format) -> None:
     make_folder(out / EVALUATION)
     write_table(out / EVALUATION / f"cross_edges.{format}", table)
 
-    # Each cut edge is on the border of two silos; both directions, sorted by silo, serve all.
-    own, remote = np.concatenate([source, target]), np.concatenate([target, source])
-    silo = partition.assignment[own]
-    order = np.lexsort((remote, own, silo))
-    ends = np.cumsum(np.bincount(silo, minlength=len(partition.silos)))
-    for name, part in zip(partition.names, np.split(order, ends[:-1]), strict=True):
-        border = pa.table(
-            {
-                "src": ids[own[part]],
-                "remote_silo": names.take(pa.array(partition.assignment[remote[part]])),
-                "remote_id": ids[remote[part]],
-            }
-        )
-        write_table(out / name / f"border.{format}", border)
+
+def _border_tables(partition: Partition, names: Iterable[str]) -> Iterator[tuple[str, pa.Table]]:
+    """These silos' own cut edges, where they are known."""
+    import pyarrow as pa
+
+    if partition.whole is None and partition.given_borders is None:
+        return
+    borders = partition.borders
+    # A border has pseudonyms; the ids behind them are known here, where all silos are.
+    pseudonyms = np.concatenate([border.nodes for border in borders.values()])
+    ids = np.concatenate([partition.silos[name].node_ids for name in borders])
+    order = np.argsort(pseudonyms)
+    for name in names:
+        border = borders[name]
+        remote = order[np.searchsorted(pseudonyms, border.remote, sorter=order)]
+        sort = np.lexsort((remote, border.rows))
+        texts = pa.array(list(border.names), type=pa.string())
+        columns = {
+            "src": partition.silos[name].node_ids[border.rows[sort]],
+            "remote_silo": texts.take(pa.array(border.silos[sort])),
+            "remote_id": ids[remote[sort]],
+        }
+        yield name, pa.table(columns)
 
 
 def _check_silo_name(name: str) -> None:
@@ -149,7 +162,9 @@ def write_partition(partition: Partition, out: Path | str, format: Format = "par
         for name, graph in partition.silos.items():
             make_folder(staging / name)
             write_graph(graph, staging / name, format)
-        _write_borders(partition, staging, format)
+        for name, table in _border_tables(partition, partition.names):
+            write_table(staging / name / f"border.{format}", table)
+        _write_cross_edges(partition, staging, format)
         record = {
             "kind": _KIND,
             "version": 1,
@@ -162,6 +177,19 @@ def write_partition(partition: Partition, out: Path | str, format: Format = "par
             "statistics": dataclasses.asdict(partition.statistics()),
         }
         write_json(staging / PARTITION_FILE, record)
+    return folder
+
+
+def write_silo(
+    partition: Partition, name: str, path: Path | str, format: Format = "parquet"
+) -> Path:
+    """Write one silo's folder as it stands in a partition's: its graph, and its own border."""
+    check_format(format)
+    folder = Path(path)
+    with replacing_folder(folder, foreign_in_silo, f"nodes.{format}") as staging:
+        write_graph(partition.silos[name], staging, format)
+        for _, table in _border_tables(partition, [name]):
+            write_table(staging / f"border.{format}", table)
     return folder
 
 

@@ -204,17 +204,36 @@ def read_border(
     folder: Folder, name: str, names: Sequence[str], root: Path | None
 ) -> Border | None:
     """The table `border` of a silo's folder: its edges to nodes of the silos called `names`."""
-    path = find_table(folder.path, "border", root=root)
+    return _read_border(folder.path, folder.nodes_file, folder.ids, name, names, root)
+
+
+def read_own_border(path: Path | str, name: str, names: Sequence[str]) -> Border | None:
+    """The same, for a silo that has no other's folder: `read_folder` gives its graph."""
+    folder = Path(path)
+    nodes_file = _nodes_file(folder)
+    ids = as_ids(nodes_file, read_table(nodes_file, ["id"], need=["id"]), "id")
+    return _read_border(folder, nodes_file, ids, name, names, None)
+
+
+def _read_border(
+    folder: Path,
+    nodes_file: Path,
+    ids: pa.ChunkedArray,
+    name: str,
+    names: Sequence[str],
+    root: Path | None,
+) -> Border | None:
+    path = find_table(folder, "border", root=root)
     if path is None:
         return None
     columns = ["src", "remote_silo", "remote_id"]
     table = read_table(path, columns, need=columns)
     sources = as_ids(path, table, "src")
-    rows = places(sources, folder.ids)
+    rows = places(sources, ids)
     row = first_false(rows >= 0)
     if row is not None:
         raise FileFormatError(
-            f"{path}: row {row + 1}: src {show(sources[row])} is no id in {folder.nodes_file.name}"
+            f"{path}: row {row + 1}: src {show(sources[row])} is no id in {nodes_file.name}"
         )
     texts = as_text(path, table, "remote_silo")
     silos = places(texts, strings(names))
@@ -230,7 +249,7 @@ def read_border(
         known, inverse = np.unique(remote_ids[there], return_inverse=True)
         remote[there] = pseudonyms(other, known)[inverse]
     pairs = np.unique(np.stack([rows, silos, remote]), axis=1)
-    return Border(pseudonyms(name, to_numpy(folder.ids)), tuple(names), *pairs)
+    return Border(pseudonyms(name, to_numpy(ids)), tuple(names), *pairs)
 
 
 def read_folder(
@@ -252,12 +271,16 @@ def read_folder(
 
 def read_column(path: Path | str, name: str) -> NDArray[Any]:
     """One column of a folder's `nodes` as text, "" where empty: an ownership column, say."""
-    folder = Path(path)
+    file = _nodes_file(Path(path))
+    table = read_table(file, [name], need=[name])
+    return np.asarray(as_text(file, table, name).fill_null("")).astype(str)
+
+
+def _nodes_file(folder: Path) -> Path:
     file = find_table(folder, "nodes")
     if file is None:
         raise FileFormatError(f"{folder} has neither nodes.parquet nor nodes.csv")
-    table = read_table(file, [name], need=[name])
-    return np.asarray(as_text(file, table, name).fill_null("")).astype(str)
+    return file
 
 
 # Checking one folder

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fedmend.engines.base import Watch
-from fedmend.engines.flare import ANSWER_WITHIN, Flare, Line, Plan
+from fedmend.engines.desk import Plan
+from fedmend.engines.flare import ANSWER_WITHIN, Flare, Line
 from fedmend.engines.inprocess import torch_threads
 from fedmend.engines.wire import MESSAGE_LIMIT
 from fedmend.errors import SettingsError
+from fedmend.methods import Method
 from fedmend.reports import record as records
 from fedmend.run import choose, fingerprint, identity, make_record
 
@@ -69,7 +71,8 @@ def train_deployed(
     seed, threads, resume = plan["seed"], plan["threads"], plan["resume"]
     if resume and (folder / records.RECORD).exists():
         return  # it was finished; the submitter just has not got it
-    what = identity(chosen, config, None, seed, "own-subgraph")
+    mode = chosen.deployed_evaluation
+    what = identity(chosen, config, None, seed, mode)
     mark = fingerprint({**what, "threads": threads, "silos": plan["silos"]}, {})
     engine: Flare[Any] = Flare(
         lines,
@@ -93,12 +96,13 @@ def train_deployed(
                 seed=seed,
                 threads=threads,
                 resumed=resume,
+                silos=json.dumps(plan["silos"]),
             )
         )
         set_up = time.perf_counter() - started
         weights = chosen.server(engine, config)
         testing = time.perf_counter()
-        scores, own = engine.evaluate(weights)
+        final = engine.evaluate(weights, mode)
         now = time.perf_counter()
     record = make_record(
         what,
@@ -110,10 +114,30 @@ def train_deployed(
         about={"name": "flare", "threads": threads, "run": plan["run"], "silos": plan["silos"]},
         shape=config.shape(engine.schema),
         shared=weights is not None,
-        own=own,
+        own=final.own,
         pooled=False,
-        scores=scores,
+        scores=final.scores,
         seconds=now - started,
         phases={"set-up": set_up, **engine.timings.phases, "evaluation": now - testing},
     )
+    record["privacy"] = privacy_account(chosen, config, final.privacy_facts, plan["silos"])
     records.write_run(folder, record, weights, {}, engine.ledger)
+
+
+def privacy_account(
+    method: Method, config: Any, facts: Mapping[str, Mapping[str, float]], silos: list[str]
+) -> dict[str, Any] | None:
+    """The method's privacy account, from what silos told of themselves at the end of the run."""
+    if not facts:
+        return None  # nobody is left to ask
+    try:
+        found = method.privacy(config, facts)
+    except (LookupError, ValueError, ArithmeticError, SettingsError) as error:
+        # Counts that cannot be, or a package that is not there: the run itself is finished.
+        why = str(error) if isinstance(error, SettingsError) else "some silo's counts cannot be"
+        return {"sentence": f"There is no account of this run: {why}."}
+    missing = sorted(set(silos) - set(facts))
+    if found is not None and missing:
+        sentence = f"{found['sentence']} Not counted, since lost by then: {', '.join(missing)}."
+        found = {**found, "sentence": sentence, "without": missing}
+    return found

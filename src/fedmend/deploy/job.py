@@ -160,15 +160,16 @@ class SiloJob:
 
     @collab.init  # type: ignore[untyped-decorator]  # FLARE has no types
     def open(self) -> None:
-        from fedmend.data.folders import read_folder
-        from fedmend.engines.flare import Desk
+        from fedmend.data.folders import read_folder, read_own_border
+        from fedmend.engines.desk import Desk
         from fedmend.privacy.policy import read_policy
 
         site = _site(collab.fl_ctx)
-        state = Path(site["state"])
+        name, state, graph = str(collab.site_name), Path(site["state"]), Path(site["graph"])
         self._desk = Desk(
-            collab.site_name,
-            lambda: read_folder(Path(site["graph"])),
+            name,
+            lambda: read_folder(graph),
+            lambda names: read_own_border(graph, name, names),
             read_policy(Path(site["policy"])),
             lambda run: run_folder(state, run),
             tell,

@@ -26,7 +26,7 @@ from fedmend.deploy import kits
 from fedmend.deploy.job import READY, STATUS
 from fedmend.deploy.kits import Kit
 from fedmend.deploy.workspace import parent_options, server_workspace, silo_workspace
-from fedmend.errors import FederationError, SettingsError
+from fedmend.errors import FederationError, SettingsError, StorageError
 from fedmend.files import make_folder, storage_errors, write_json
 from fedmend.privacy.policy import POLICY_FILE, read_policy
 
@@ -177,14 +177,27 @@ def _read(child: subprocess.Popen[bytes], state: Path, tell: Tell) -> None:
     stream = child.stdout
     if stream is None:
         return
-    with (state / LOG).open("ab") as log:
-        for line in stream:
-            stamp = datetime.now().isoformat(timespec="seconds")
-            log.write(f"{stamp} ".encode() + line)
-            log.flush()
-            text = line.decode(errors="replace").rstrip()
-            if STATUS in text:
-                tell(text.partition(STATUS)[2])
+    complained = False
+    for line in stream:
+        stamp = datetime.now().isoformat(timespec="seconds")
+        try:
+            # Opened anew for every line: whoever tidies up a full disk may remove it.
+            with storage_errors(state / LOG), (state / LOG).open("ab") as log:
+                log.write(f"{stamp} ".encode() + line)
+            complained = False
+        except StorageError as error:
+            # What is not read would stop the children; what it says is still worth hearing.
+            if not complained:
+                _tell_if_possible(tell, str(error))
+            complained = True
+        text = line.decode(errors="replace").rstrip()
+        if STATUS in text:
+            _tell_if_possible(tell, text.partition(STATUS)[2])
+
+
+def _tell_if_possible(tell: Tell, sentence: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal's own disk may be the full one
+        tell(sentence)
 
 
 def _last_error(root: Path) -> str:

@@ -21,16 +21,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedmend.data.folders import write_folder
+from fedmend.data.folders import write_silo
 from fedmend.data.partition import Partition
 from fedmend.deploy import kits, submission
 from fedmend.deploy.deployed import make_plan
 from fedmend.deploy.kits import Kit
 from fedmend.deploy.processes import TIED, end_trees
 from fedmend.engines.base import Watch
-from fedmend.engines.flare import PLATFORM_PHASES
+from fedmend.engines.desk import PLATFORM_PHASES
 from fedmend.errors import FederationError
 from fedmend.files import make_folder
+from fedmend.methods import find
 from fedmend.privacy.ledger import Ledger
 from fedmend.reports import record as records
 from fedmend.reports.tables import human_bytes
@@ -112,7 +113,12 @@ def rehearse(
         deployed = time.perf_counter()
         say("the same in-process ...")
         result = train(
-            method, silos, seed=seed, evaluation="own-subgraph", threads=threads, **settings
+            method,
+            silos,
+            seed=seed,
+            evaluation=find(method).deployed_evaluation,
+            threads=threads,
+            **settings,
         )
         in_process = time.perf_counter()
         return _compared(
@@ -246,8 +252,8 @@ def staged(
     names = kits.check_silo_names(silos.names)
     stage = Stage(root, root / "kits", tuple(sorted(names)), {}, environment)
     kits.provision(stage.kit_folders, f"localhost:{free_port()}", names)
-    for name, graph in silos.silos.items():
-        write_folder(graph, stage.graph(name))
+    for name in silos.names:
+        write_silo(silos, name, stage.graph(name))
     try:
         say(f"starting a server and {len(names)} silos ...")
         stage.start(kits.SERVER)

@@ -119,6 +119,21 @@ def _fresh(state: Path) -> Path:
     return root
 
 
+def _write_local(
+    root: Path, *, resources: dict[str, Any], rights: dict[str, Any], site: dict[str, str]
+) -> None:
+    """What a long-running party decides by itself: what it is made of, who may do what here."""
+    rules = {
+        "format_version": 2,
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": list(ALLOWED_CLASSES),
+    }
+    write_json(root / "local" / "resources.json", {**rules, **resources})
+    write_json(root / "local" / "authorization.json", rights)
+    write_json(root / "local" / "log_config.json", _logging())
+    write_json(root / "local" / SITE_FILE, site)
+
+
 def server_workspace(kit: Kit, state: Path) -> Path:
     """FLARE's folder for a server."""
     root = _fresh(state)
@@ -142,12 +157,9 @@ def server_workspace(kit: Kit, state: Path) -> Path:
             ],
         },
     )
-    write_json(
-        root / "local" / "resources.json",
-        {
-            "format_version": 2,
-            "class_list_enforcement_mode": "enforce",
-            "class_allow_list": list(ALLOWED_CLASSES),
+    _write_local(
+        root,
+        resources={
             "servers": [
                 {
                     "admin_storage": "transfer",
@@ -192,13 +204,11 @@ def server_workspace(kit: Kit, state: Path) -> Path:
                 {"id": "reporter", "path": "fedmend.deploy.job.Reporter", "args": {}},
             ],
         },
+        rights=_authorization(
+            submit_job="any", manage_job="n:submitter", view="any", app_command="n:submitter"
+        ),
+        site={"state": str(state)},
     )
-    rights = _authorization(
-        submit_job="any", manage_job="n:submitter", view="any", app_command="n:submitter"
-    )
-    write_json(root / "local" / "authorization.json", rights)
-    write_json(root / "local" / "log_config.json", _logging())
-    write_json(root / "local" / SITE_FILE, {"state": str(state)})
     return root
 
 
@@ -228,12 +238,9 @@ def silo_workspace(kit: Kit, state: Path, graph: Path, policy: Path) -> Path:
             },
         },
     )
-    write_json(
-        root / "local" / "resources.json",
-        {
-            "format_version": 2,
-            "class_list_enforcement_mode": "enforce",
-            "class_allow_list": list(ALLOWED_CLASSES),
+    _write_local(
+        root,
+        resources={
             "allow_log_streaming": False,
             "client": {"retry_timeout": 30, "compression": "None"},
             "components": [
@@ -253,14 +260,9 @@ def silo_workspace(kit: Kit, state: Path, graph: Path, policy: Path) -> Path:
                 {"id": "reporter", "path": "fedmend.deploy.job.Reporter", "args": {}},
             ],
         },
-    )
-    # At a silo a submitter may have a job run and stopped; nobody looks at anything here.
-    rights = _authorization(submit_job="any", manage_job="n:submitter")
-    write_json(root / "local" / "authorization.json", rights)
-    write_json(root / "local" / "log_config.json", _logging())
-    write_json(
-        root / "local" / SITE_FILE,
-        {"state": str(state), "graph": str(graph), "policy": str(policy)},
+        # At a silo a submitter may have a job run and stopped; nobody looks at anything here.
+        rights=_authorization(submit_job="any", manage_job="n:submitter"),
+        site={"state": str(state), "graph": str(graph), "policy": str(policy)},
     )
     return root
 

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import torch
 
@@ -72,6 +72,20 @@ class Timings:
 
     def add(self, to: dict[str, float], name: str, since: float) -> None:
         to[name] = to.get(name, 0.0) + time.perf_counter() - since
+
+
+class Keeping(TypedDict, total=False):
+    """What every engine takes besides its own.
+
+    watch: progress; checkpoint_file, checkpoint_every: where a run is saved, and after how many
+    rounds; fingerprint: what the run is; resume: go on from the checkpoint, if there is one.
+    """
+
+    watch: Watch | None
+    checkpoint_file: Path | None
+    checkpoint_every: int
+    fingerprint: str
+    resume: bool
 
 
 class EngineBase(Federation[S]):

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import torch
 
 from fedmend.engines import wire
-from fedmend.engines.base import EngineBase, Watch
+from fedmend.engines.base import EngineBase, Keeping
 from fedmend.federation import Schema, SiloBase, SiloLost, step_types
 
 S = TypeVar("S", bound=SiloBase)
@@ -64,7 +63,7 @@ class InProcess(EngineBase[S]):
         workers: how many silos of a step run side by side; 0 = one per processor core.
         threads: torch threads of each step.
         faults, timeout: losses and delays to inject.
-        others: see `EngineBase`.
+        others: see `Keeping`.
     """
 
     def __init__(
@@ -77,23 +76,10 @@ class InProcess(EngineBase[S]):
         threads: int = 1,
         faults: Iterable[Fault] = (),
         timeout: float | None = None,
-        watch: Watch | None = None,
-        checkpoint_file: Path | None = None,
-        checkpoint_every: int = 10,
-        fingerprint: str = "",
-        resume: bool = False,
+        **others: Unpack[Keeping],
     ) -> None:
         self._silos = {silo.name: silo for silo in silos}
-        super().__init__(
-            self._silos,
-            schema,
-            seed,
-            watch=watch,
-            checkpoint_file=checkpoint_file,
-            checkpoint_every=checkpoint_every,
-            fingerprint=fingerprint,
-            resume=resume,
-        )
+        super().__init__(self._silos, schema, seed, **others)
         self._faults = tuple(faults)
         self._timeout = timeout
         self.workers = min(workers or os.cpu_count() or 1, len(self._silos))

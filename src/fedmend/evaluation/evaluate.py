@@ -20,7 +20,7 @@ from torch import Tensor
 from fedmend.data.partition import Partition
 from fedmend.data.sampling import whole_graph_hop
 from fedmend.errors import DataError, UnknownNameError
-from fedmend.evaluation.metrics import accuracy, macro_f1
+from fedmend.evaluation.metrics import accuracy, counts_by_class, figures_of, macro_f1
 from fedmend.graph import Graph
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.features import Features
@@ -137,6 +137,23 @@ def score_silo(
     return _test(model_with(shape, weights), graph, mended)
 
 
+def count_silo(probabilities: Tensor, graph: Graph) -> Tensor:
+    """One silo's part of `cross-edges`: its test nodes by class, see `counts_by_class`."""
+    test = graph.test_mask
+    return counts_by_class(probabilities.argmax(1)[test], graph.y[test], graph.num_classes)
+
+
+def joint_scores(counts: Mapping[str, Tensor]) -> Scores:
+    """`cross-edges`, of the test nodes by class of each silo that has any; at least one."""
+    total = torch.stack(list(counts.values())).sum(0)
+    return Scores(
+        mode="cross-edges",
+        **figures_of(total),
+        test_nodes=int(total[1].sum()),
+        by_silo={name: figures_of(each) for name, each in sorted(counts.items())},
+    )
+
+
 def _on_whole(mended: Mapping[str, Tensor], partition: Partition) -> Tensor:
     """What silos' nodes bring along, in the whole graph's order; zero for a lost silo's."""
     some = next(iter(mended.values()))
@@ -157,21 +174,14 @@ def _cross_edges(
     if probabilities is None:
         check_mode("cross-edges", partition)
         probabilities = _on_the_whole_graph(shape, weights, own, partition)
-    found, true, by_silo = [], [], {}
-    for name, graph in sorted(partition.silos.items()):
-        if name not in probabilities or not _tests(graph):
-            continue
-        found.append(probabilities[name].argmax(1)[graph.test_mask])
-        true.append(graph.y[graph.test_mask])
-        by_silo[name] = {
-            "accuracy": accuracy(found[-1], true[-1]),
-            "macro_f1": macro_f1(found[-1], true[-1]),
-        }
-    if not found:
+    counts = {
+        name: count_silo(probabilities[name], graph)
+        for name, graph in partition.silos.items()
+        if name in probabilities and _tests(graph)
+    }
+    if not counts:
         raise DataError("nothing can be tested: no silo with a model has test nodes")
-    everything, truth = torch.cat(found), torch.cat(true)
-    figures = accuracy(everything, truth), macro_f1(everything, truth)
-    return Scores("cross-edges", *figures, test_nodes=len(truth), by_silo=by_silo)
+    return joint_scores(counts)
 
 
 def _on_the_whole_graph(

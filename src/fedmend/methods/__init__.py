@@ -50,6 +50,9 @@ class Method:
     def _load(self, attribute: str) -> Any:
         return getattr(importlib.import_module(f"fedmend.methods.{self.module}"), attribute)
 
+    def _has(self, attribute: str) -> bool:
+        return hasattr(importlib.import_module(f"fedmend.methods.{self.module}"), attribute)
+
     @property
     def settings_type(self) -> type[Any]:
         found: type[Any] = self._load(self.settings)
@@ -65,15 +68,28 @@ class Method:
         """Why the method cannot run between real organisations; None if it can."""
         if self.pooled or self.sees_beyond:
             return "it needs raw data of all silos in one place"
-        if self.needs_border:
-            return "deployed silos do not hand it their edges to each other yet"
         return None
 
-    def privacy(self, settings: Any, graphs: Mapping[str, Graph]) -> dict[str, Any] | None:
-        """What the method's privacy claim comes to for a run; None if it makes none."""
-        module = importlib.import_module(f"fedmend.methods.{self.module}")
-        account = getattr(module, "privacy", None)
-        return None if account is None else account(settings, graphs)
+    @property
+    def deployed_evaluation(self) -> str:
+        """The mode in which deployed silos can be tested: nobody has the whole graph."""
+        return "cross-edges" if self.needs_border else "own-subgraph"
+
+    def privacy_facts(self, settings: Any, graph: Graph) -> dict[str, float]:
+        """What `privacy` has to know of a silo: counts, and all that it is told of it."""
+        if not self._has("privacy_facts"):
+            return {}
+        found: dict[str, float] = self._load("privacy_facts")(settings, graph)
+        return found
+
+    def privacy(
+        self, settings: Any, facts: Mapping[str, Mapping[str, float]]
+    ) -> dict[str, Any] | None:
+        """What the method's privacy claim comes to for a run; None if it makes none.
+
+        facts: `privacy_facts` of every silo.
+        """
+        return self._load("privacy")(settings, facts) if self._has("privacy") else None
 
     @property
     def server(self) -> Callable[[Any, Any], dict[str, Tensor] | None]:

@@ -38,6 +38,7 @@ Where this follows the released code, or neither it nor the paper:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -64,7 +65,7 @@ from fedmend.parts.prototypes import Prototypes, prototypes
 from fedmend.parts.randomness import stream, stream_seed
 from fedmend.parts.reconstruction import lost_neighbour_loss, nearest_loss
 from fedmend.parts.settings import TrainingSettings
-from fedmend.privacy.edge_ldp import account
+from fedmend.privacy.edge_ldp import account, count_degrees, deciding_degrees
 from fedmend.privacy.gaussian import gaussian_epsilon
 from fedmend.privacy.ledger import Kind
 
@@ -652,14 +653,25 @@ def note_generated(
     )
 
 
-def privacy(settings: FedDEPSettings, graphs: Mapping[str, Graph]) -> dict[str, Any]:
+def privacy_facts(settings: FedDEPSettings, graph: Graph) -> dict[str, float]:
+    """What `privacy` has to know of a silo: its training nodes, or nodes by deciding degrees."""
+    if settings.protection == "dp-sgd":
+        return {"training_nodes": float(graph.train_mask.sum())}
+    if settings.fan_out == ALL_NEIGHBOURS:
+        return {}
+    degrees = deciding_degrees(count_degrees(graph), settings.fan_out)
+    return {str(degree): float(count) for degree, count in degrees.items()}
+
+
+def privacy(settings: FedDEPSettings, facts: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """What theorem 3.1 comes to for this run: kept in its record."""
     if settings.protection == "dp-sgd":
-        return dp_sgd_account(settings, graphs)
-    degrees = torch.bincount(torch.cat([graph.degree for graph in graphs.values()]))
-    counts = {degree: int(count) for degree, count in enumerate(degrees.tolist()) if count}
+        return dp_sgd_account(settings, min(int(each["training_nodes"]) for each in facts.values()))
     if settings.fan_out == ALL_NEIGHBOURS:
         return {"nfdp": None, "sentence": "All neighbours are heard: NFDP protects nothing here."}
+    counts: Counter[int] = Counter()
+    for each in facts.values():
+        counts.update({int(degree): int(count) for degree, count in each.items()})
     # One epoch more: the embeddings behind the prototypes are computed on a draw of their own.
     epochs = settings.encoder_epochs + 1
     found = account(settings.fan_out, None, settings.depth, epochs, settings.rate, 1e-5, counts)
@@ -672,9 +684,8 @@ def privacy(settings: FedDEPSettings, graphs: Mapping[str, Graph]) -> dict[str, 
 DELTA = 1e-5
 
 
-def dp_sgd_account(settings: FedDEPSettings, graphs: Mapping[str, Graph]) -> dict[str, Any]:
+def dp_sgd_account(settings: FedDEPSettings, nodes: int) -> dict[str, Any]:
     """Epsilon of the silo with the fewest training nodes, whose nodes take part most often."""
-    nodes = min(int(graph.train_mask.sum()) for graph in graphs.values())
     batch = min(settings.batch_size or nodes, nodes)
     epochs = settings.encoder_epochs + settings.rounds * settings.local_epochs
     steps = epochs * -(-nodes // batch)

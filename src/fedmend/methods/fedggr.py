@@ -814,11 +814,16 @@ def inserted(points: Tensor, neighbours: Tensor, k: int) -> Tensor:
 DELTA = 1e-5
 
 
-def privacy(settings: FedGGRSettings, graphs: Mapping[str, Graph]) -> dict[str, Any]:
+def privacy_facts(settings: FedGGRSettings, graph: Graph) -> dict[str, float]:
+    """What `privacy` has to know of a silo."""
+    return {"nodes": float(graph.num_nodes)} if settings.global_width else {}
+
+
+def privacy(settings: FedGGRSettings, facts: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """What the server was given, and what the noise on it is worth, if there is any."""
-    nodes = sum(graph.num_nodes for graph in graphs.values())
     if not settings.global_width:
         return {"sentence": "Without the global module nothing but FedAvg's messages is sent."}
+    nodes = sum(int(each["nodes"]) for each in facts.values())
     # A row may be replaced by any other: twice the clipping norm apart.
     embeddings = gaussian_epsilon(settings.embedding_noise / 2.0, 1, DELTA)
     gradients = gaussian_epsilon(settings.gradient_noise / 2.0, settings.rounds, DELTA)

@@ -21,7 +21,7 @@ Deltas here are mostly so close to 1 that a float cannot tell, so ln(1 - delta) 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -250,7 +250,7 @@ def nfdp(
             every degree from D up.
     """
     return account(
-        d, D, layers, epochs, rate, delta_prime, None if graph is None else _degree_counts(graph)
+        d, D, layers, epochs, rate, delta_prime, None if graph is None else count_degrees(graph)
     )
 
 
@@ -295,7 +295,20 @@ def account(
     )
 
 
-def _degree_counts(graph: Graph) -> dict[int, int]:
+def deciding_degrees(counts: Mapping[int, int], d: int) -> dict[int, int]:
+    """As few of a silo's degrees as give the same account, also added up with other silos'.
+
+    Both figures fall as the degree grows, on each side of d: the smallest degree and the smallest
+    above d decide. How many nodes have these does not: all but isolated nodes count as the largest.
+    """
+    isolated = counts.get(0, 0)
+    deciding = {min(counts), min((each for each in counts if each > d), default=min(counts))}
+    found = {**dict.fromkeys(sorted(deciding), 0), max(counts): sum(counts.values()) - isolated}
+    return {**found, 0: isolated} if isolated else found
+
+
+def count_degrees(graph: Graph) -> dict[int, int]:
+    """How many nodes of a graph have each degree."""
     import numpy as np
 
     from fedmend.graph import Graph as GraphType

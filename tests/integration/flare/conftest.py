@@ -24,7 +24,8 @@ from torch import Tensor
 from fedmend.deploy import kits
 from fedmend.deploy.processes import end_trees
 from fedmend.deploy.rehearsal import Stage, staged
-from fedmend.engines.flare import PLATFORM_PHASES
+from fedmend.engines.desk import PLATFORM_PHASES
+from fedmend.methods import METHODS
 from fedmend.privacy.ledger import Entry, Ledger
 from fedmend.run import Result, train
 from tests.tiny import tiny_partition
@@ -42,7 +43,8 @@ SABOTEUR = Path(__file__).parent / "saboteur"
 
 @cache
 def in_process(method: str, rounds: int) -> Result:
-    return train(method, PARTITION, evaluation="own-subgraph", rounds=rounds, **SETTINGS)
+    mode = METHODS[method].deployed_evaluation
+    return train(method, PARTITION, evaluation=mode, rounds=rounds, **SETTINGS)
 
 
 @dataclass

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +104,8 @@ def test_a_killed_server_and_a_restarted_silo_go_on_to_the_same_weights(
     submitted = federation.submit("fedavg", run, 30, "--checkpoint-every", "1")
     submitted.wait_for("silos are starting", 60)
     identity = json.loads((run / "deployment.json").read_text())["run"]
-    wait_for_checkpoint(federation, identity)
+    at_server = federation.stage.state(kits.SERVER) / "runs" / identity
+    wait_for_file(federation, at_server, "checkpoint.safetensors")
     federation.kill(kits.SERVER)
     federation.kill("silo-2")
     assert submitted.finish() == 2
@@ -120,25 +123,58 @@ def test_a_killed_server_and_a_restarted_silo_go_on_to_the_same_weights(
     assert record_of(run)["said"] == []
 
 
-def wait_for_checkpoint(federation: Federation, run: str) -> None:
-    path = federation.stage.state(kits.SERVER) / "runs" / run / "checkpoint.safetensors"
+def wait_for_file(federation: Federation, folder: Path, pattern: str) -> None:
     deadline = time.monotonic() + 60
-    while not path.exists():
+    while not any(folder.glob(pattern)):
         assert time.monotonic() < deadline, federation.stage.printed(kits.SERVER)
         time.sleep(0.05)
 
 
-def test_a_full_disk_while_saving_loses_nothing(federation: Federation, tmp_path: Path) -> None:
-    federation.order(kits.SERVER, {"kind": "disk", "step": "checkpoint", "round": 3})
-    run = tmp_path / "run"
-    submitted = federation.submit("fedavg", run, 6, "--checkpoint-every", "1")
-    assert submitted.finish() == 2
-    assert "cannot write" in submitted.text
-    assert "Traceback" not in submitted.text
+def test_full_disks_while_saving_lose_nothing(federation: Federation, tmp_path: Path) -> None:
+    """First a silo's, then the server's. The system itself refuses them every further byte."""
+    slowly(federation)
+    run, every = tmp_path / "run", ("--checkpoint-every", "1")
+    first = federation.submit("fedavg", run, 30, *every)
+    first.wait_for("silos are starting", 60)
+    identity = json.loads((run / "deployment.json").read_text())["run"]
+    at_silo = federation.stage.state("silo-1") / "runs" / identity
+    wait_for_file(federation, at_silo, "checkpoint-*.safetensors")
+    with full_disk(federation, "silo-1"):
+        assert first.finish() == 2
+        saved = sorted(at_silo.glob("checkpoint-*"))
+        assert saved
+    assert "silo-1 cannot save its state: its disk is full" in first.text
+    assert "cannot write" in federation.stage.printed("silo-1")
+    second = federation.submit("fedavg", run, 30, *every, "--resume", str(run))
+    federation.stage.wait_for("silo-1", "goes on with fedavg", 60)
+    with full_disk(federation, kits.SERVER):
+        assert second.finish() == 2
+    assert "cannot write" in second.text
+    for submitted in (first, second):
+        assert "Traceback" not in submitted.text
     federation.calm()
-    resumed = federation.submit("fedavg", run, 6, "--checkpoint-every", "1", "--resume", str(run))
-    assert resumed.finish() == 0, resumed.text
-    assert same_weights(weights_of(run), in_process("fedavg", 6).weights)
+    third = federation.submit("fedavg", run, 30, *every, "--resume", str(run))
+    assert third.finish() == 0, third.text
+    expected = in_process("fedavg", 30)
+    assert same_weights(weights_of(run), expected.weights)
+    assert methods_rows(run) == expected.ledger.entries
+
+
+@contextmanager
+def full_disk(federation: Federation, party: str) -> Iterator[None]:
+    """No file of a party's processes can grow any more; then it can again.
+
+    Not a disk that is full, which only root could make, but the same refusal by the system.
+    """
+    before = {each: each.rlimit(psutil.RLIMIT_FSIZE) for each in federation.family(party)}
+    for process, (_, most) in before.items():
+        process.rlimit(psutil.RLIMIT_FSIZE, (1, most))
+    try:
+        yield
+    finally:
+        for process, limits in before.items():
+            with suppress(psutil.NoSuchProcess):
+                process.rlimit(psutil.RLIMIT_FSIZE, limits)
 
 
 def test_ctrl_c_saves_and_resume_goes_on(federation: Federation, tmp_path: Path) -> None:

@@ -31,11 +31,14 @@ from tests.tiny import same_weights
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # FLARE's own
 
 
-def test_a_submitted_run_is_the_in_process_one(federation: Federation, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["fedavg", "hifgl"])
+def test_a_submitted_run_is_the_in_process_one(
+    federation: Federation, tmp_path: Path, method: str
+) -> None:
     run = tmp_path / "run"
-    submitted = federation.submit("fedavg", run, 4)
+    submitted = federation.submit(method, run, 4)
     assert submitted.finish() == 0, submitted.text
-    expected = in_process("fedavg", 4)
+    expected = in_process(method, 4)
     assert same_weights(weights_of(run), expected.weights)
     assert methods_rows(run) == expected.ledger.entries
     record = record_of(run)

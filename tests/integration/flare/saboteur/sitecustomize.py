@@ -13,7 +13,6 @@ import importlib.machinery
 import importlib.util
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 ORDERS = os.environ.get("FEDMEND_SABOTAGE")
-TARGET = "fedmend.engines.flare"
+TARGET = "fedmend.engines.desk"
 
 
 def order_for(party: str, step: str, number: int) -> dict[str, Any]:
@@ -36,8 +35,8 @@ def order_for(party: str, step: str, number: int) -> dict[str, Any]:
 
 
 def sabotage(module: ModuleType) -> None:
-    desk, checkpoint = module.Desk, module.checkpoint
-    run, write = desk._run, checkpoint.write
+    desk = module.Desk
+    run = desk._run
 
     def broken_run(self: Any, where: str, step: str, request: bytes) -> bytes:
         order = order_for(self.name, step, int(where.rpartition("/")[2] or 0))
@@ -54,19 +53,7 @@ def sabotage(module: ModuleType) -> None:
         done: bytes = run(self, where, step, request)
         return done
 
-    def broken_write(path: Path, saved: Any) -> None:
-        party = next(iter(saved.silos)) if len(saved.silos) == 1 else "server"
-        if order_for(party, "checkpoint", saved.round).get("kind") != "disk":
-            write(path, saved)
-            return
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # the system says no
-        try:
-            write(path, saved)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-    desk._run, checkpoint.write = broken_run, broken_write
+    desk._run = broken_run
 
 
 def raising(desk: Any, step: str, text: str, run: Callable[[], bytes]) -> bytes:
