@@ -231,7 +231,8 @@ def _check_alive(opened: Any, job: str, silent: float, *, started: bool) -> None
     except Exception as error:
         if silent > CONNECT_WITHIN:
             raise FederationError(
-                "the server does not answer any more; when it is back, go on with --resume"
+                "the server does not answer any more (its own terminal may say why: a full disk, "
+                "say); when it is back, go on with --resume"
             ) from error
         return
     state = str(meta.get("status"))
