@@ -162,7 +162,7 @@ class Desk:
         self._graph: Graph | None = None
         self._border: Border | None = None
         self._silo: SiloBase | None = None
-        self._last_said = 0.0
+        self._last_said, self._last_phase = 0.0, ""
 
     # Called by the line
 
@@ -239,8 +239,9 @@ class Desk:
         self.ledger.count(phase, number, self.name, direction, wire_name(type(given)), sizes)
 
     def _say_where(self, phase: str, number: int) -> None:
-        if number == 1 or time.monotonic() - self._last_said > 10:
-            self._last_said = time.monotonic()
+        begins = number == 1 and phase != self._last_phase
+        if begins or time.monotonic() - self._last_said > 10:
+            self._last_said, self._last_phase = time.monotonic(), phase
             self._tell(f"{phase}, round {number}; {self.ledger.total('up')} bytes have left so far")
 
     # The desk's own steps

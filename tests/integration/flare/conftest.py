@@ -109,10 +109,14 @@ class Federation:
 
     def revive(self, *parties: str) -> None:
         """Start the parties (or all) that do not run."""
-        for party in parties or (kits.SERVER, *self.stage.silos):
-            if party not in self.stage.processes:
+        wanted = parties or (kits.SERVER, *self.stage.silos)
+        down = [party for party in wanted if party not in self.stage.processes]
+        for together in ([kits.SERVER], [party for party in down if party != kits.SERVER]):
+            starting = [party for party in together if party in down]
+            for party in starting:
                 (self.stage.root / "output" / f"{party}.txt").unlink(missing_ok=True)
                 self.stage.start(party)
+            for party in starting:
                 self.stage.wait_for(party, "ready")
 
     def command(self, *args: str | Path) -> Running:

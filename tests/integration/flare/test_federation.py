@@ -234,7 +234,10 @@ def test_a_removed_silo_does_not_get_in_any_more(federation: Federation) -> None
     federation.revive()
     for name in ("silo-0", "silo-1"):
         stage.wait_for(kits.SERVER, f"silo {name} is connected", 60)
-    time.sleep(12)  # as long as a silo needs at most to try again
+    log, deadline = stage.state("silo-2") / "flare" / "log.txt", time.monotonic() + 60
+    while "client_quit" not in log.read_text():  # how FLARE's client tells that it was refused
+        assert time.monotonic() < deadline, stage.printed("silo-2")
+        time.sleep(0.2)
     assert "not let in: silo-2" in stage.printed(kits.SERVER)
     assert "silo silo-2 is connected" not in stage.printed(kits.SERVER)
     assert connected(federation) == ["silo-0", "silo-1"]
