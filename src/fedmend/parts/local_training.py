@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedmend.data.sampling import (
@@ -24,6 +23,7 @@ from fedmend.graph import Graph, select_rows
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.by_hand import FullBatch
 from fedmend.models.features import Features
+from fedmend.models.loss import cross_entropy
 from fedmend.parts.optimizer import Optimizer
 from fedmend.parts.randomness import stream
 from fedmend.parts.settings import TrainingSettings
@@ -138,7 +138,7 @@ class LocalTraining:
         if self._by_hand is not None and self._full_batch is not None and not self._mends:
             loss = self._by_hand.loss_and_gradients(self._full_batch[-1], labels)
         else:
-            loss = F.cross_entropy(self.scores(batch), labels)
+            loss = cross_entropy(self.scores(batch), labels)
             self._optimizer.clear()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's
         if adjust is not None:
