@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedmend.evaluation.metrics import Share, Summary, recovered_share, summarise
+from fedmend.evaluation.metrics import (
+    Share,
+    Summary,
+    recovered_share,
+    student_p,
+    student_quantile,
+    summarise,
+)
 
 Record = Mapping[str, Any]
 
@@ -40,11 +47,9 @@ def against_published(
     if own + theirs == 0.0:
         interval = 0.0
     else:
-        from scipy.stats import t  # slow to import, needed only here
-
         below = own**2 / (ours.count - 1) + (theirs**2 / (repeats - 1) if theirs else 0.0)
         freedom = (own + theirs) ** 2 / below
-        interval = float(t.ppf(0.975, freedom)) * math.sqrt(own + theirs)
+        interval = student_quantile(freedom) * math.sqrt(own + theirs)
     mark = "within"
     if abs(difference) > interval:
         mark = "above" if difference > 0 else "below"
@@ -106,10 +111,8 @@ def _p_value(summary: Summary) -> float | None:
         return None
     if summary.std == 0.0:
         return 1.0 if summary.mean == 0.0 else 0.0
-    from scipy.stats import t
-
-    statistic = abs(summary.mean) / (summary.std / math.sqrt(summary.count))
-    return float(2 * t.sf(statistic, summary.count - 1))
+    statistic = summary.mean / (summary.std / math.sqrt(summary.count))
+    return student_p(statistic, summary.count - 1)
 
 
 def holm(tests: Sequence[Paired]) -> list[Paired]:
