@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class SparseMatrix:
     def __init__(self, csr: Tensor, *, reused: bool = False) -> None:
         self.csr = csr
         self._rowptr, self._col, self._values = csr.crow_indices(), csr.col_indices(), csr.values()
-        self._reused = reused
+        self.reused = reused
         self._transposed: SparseMatrix | None = None
 
     @property
@@ -53,7 +54,7 @@ class SparseMatrix:
 
     def transposed_times(self, dense: Tensor) -> Tensor:
         """The transpose times a constant."""
-        if self._reused and self._transposed is None:
+        if self.reused and self._transposed is None:
             flipped = csr_tensor(scipy_csr(self.csr.cpu()).T.tocsr())
             self._transposed = SparseMatrix(flipped.to(self.csr.device, self.csr.dtype))
         if self._transposed is not None:
@@ -64,7 +65,10 @@ class SparseMatrix:
             row = torch.repeat_interleave(rowptr[1:] - rowptr[:-1])
             out = dense.new_zeros(columns, dense.shape[1])
             return out.index_add_(0, col, values[:, None] * dense.index_select(0, row))
-        flipped = sp.csc_matrix((values.numpy(), col.numpy(), rowptr.numpy()), (columns, rows))
+        flipped = sp.csc_matrix((columns, rows), dtype=np.float32)
+        # Set one by one, because the constructor looks at every index first, which takes as long
+        # as the product.
+        flipped.data, flipped.indices, flipped.indptr = values.numpy(), col.numpy(), rowptr.numpy()
         return torch.from_numpy(flipped @ dense.contiguous().numpy())
 
 

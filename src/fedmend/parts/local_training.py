@@ -16,6 +16,8 @@ from fedmend.data.sampling import (
     drawing,
     gathered_hops,
     hop_to,
+    hops_from_everybody,
+    needs_many,
     whole_graph_hop,
 )
 from fedmend.errors import DataError, FederationError, SettingsError
@@ -159,6 +161,9 @@ class LocalTraining:
             return self._forward(features, [alone.to(self.device)] * s.layers, batch)
         if covers_most(self.graph, len(batch), s.layers, s.fan_out):
             hops = all_rows_hops(self.graph, batch, s.layers, self._draw)
+            return self._forward(self._features, [hop.to(self.device) for hop in hops], None)
+        if self._features.sparse and needs_many(self.graph, len(batch), s.layers, s.fan_out):
+            hops = hops_from_everybody(self.graph, batch, s.layers, self._draw)
             return self._forward(self._features, [hop.to(self.device) for hop in hops], None)
         hops, nodes = gathered_hops(self.graph, batch, s.layers, self._draw)
         features = Features(select_rows(self.graph.x, nodes)).to(self.device)
