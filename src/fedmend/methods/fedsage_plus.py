@@ -217,6 +217,9 @@ class Mending(ExchangingSilo):
     def generated_neighbours(self) -> tuple[Tensor, Tensor, Tensor] | None:
         return None if self.generated is None else (*self.generated, self.graph.x)
 
+    def mended_graph(self) -> Graph | None:
+        return None if self.generated is None else self.local.graph
+
     def state(self) -> dict[str, Tensor]:
         """Besides the classifier, the generator while it learns, then only what it generated."""
         if self.generated is None:
