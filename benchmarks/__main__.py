@@ -15,7 +15,6 @@ from fedmend.errors import FedmendError
 
 NAMES = {
     "accuracy": "FedSage, Local and Global beside the published figures",
-    "mending": "FedSage+ and FedDEP beside FedAvg and the true neighbours, on both splits",
     "mending_cost": "seconds, memory and bytes of FedSage+ and FedDEP",
     "fedggr": "FedGGR's table 2 beside FedAvg of three backbones, and what a round costs",
     "speed": "FedAvg's rounds beside a bare loop, OpenFGL and plain PyG",
@@ -29,11 +28,11 @@ NAMES = {
 
 # Options that only some benchmarks heed: ignoring one in silence would mislead.
 HEEDED = {
-    "set": ("accuracy", "mending", "fedggr", "growth", "hifgl"),
-    "datasets": ("accuracy", "mending", "fedggr", "speed", "hifgl", "hifgl_speed"),
-    "methods": ("accuracy", "mending", "fedggr"),
-    "silos": ("accuracy", "mending", "fedggr"),
-    "seeds": ("accuracy", "mending", "fedggr", "hifgl"),
+    "set": ("accuracy", "fedggr", "growth", "hifgl"),
+    "datasets": ("accuracy", "fedggr", "speed", "hifgl", "hifgl_speed"),
+    "methods": ("accuracy", "fedggr"),
+    "silos": ("accuracy", "fedggr"),
+    "seeds": ("accuracy", "fedggr", "hifgl"),
 }
 
 

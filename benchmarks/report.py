@@ -204,60 +204,6 @@ def _accuracy_target(rows: Sequence[Row], papers: Result) -> list[str]:
 # Mending
 
 
-def _mending(result: Result, published: Result) -> list[str]:
-    settings = result["settings"]
-    other = settings["overrides"]
-    parts = [
-        "FedAvg (FedSage), the generators, and FedAvg with the *true* neighbours of other silos "
-        "(`oracle`), which is the most that mending can give. Accuracy of test nodes queried on "
-        f"the whole graph, {settings['ratio']}, {len(settings['seeds'])} seeds that all methods "
-        "share. Difference: to FedSage, paired by seed, with its 95% interval; *marked* where the "
-        "interval leaves out zero. Recovered: (method - FedSage) / (true neighbours - FedSage) "
-        "with Fieller's 95% interval; undefined where the interval of the denominator contains "
-        "zero." + (f" **Other than the defaults: {_pairs(other)}.**" if other else "") + "\n"
-    ]
-    rows = result["rows"]
-    for dataset in dict.fromkeys(row["dataset"] for row in rows):
-        for split in dict.fromkeys(row["split"] for row in rows):
-            mine = [r for r in rows if r["dataset"] == dataset and r["split"] == split]
-            papers = published["accuracy"] if split == "louvain" else None
-            title = f"### {_name(dataset)}, {split} split\n"
-            parts += [title, _mending_table(mine, papers)] if mine else []
-    return parts
-
-
-def _mending_table(rows: Sequence[Row], papers: Result | None) -> str:
-    lines = []
-    for row in rows:
-        cut = f"{row['missing_share']:.0%} of links cut"
-        line = [
-            f"{_name(row['method'])}, M={row['silos']}"
-            + (f" ({cut})" if row["method"] == "fedsage" else ""),
-            f"{row['mean']:.4f} ± {row['std']:.4f}",
-            "" if row["method"] == "fedsage" else _difference(row),
-            "" if row["method"] in ("fedsage", "oracle") else _recovered(row["recovered"]),
-        ]
-        if papers is not None:
-            for paper in PAPERS:
-                theirs = _published(papers, paper, row)
-                line.append("" if theirs is None else f"{theirs['acc']:.4f}")
-        lines.append([*line, f"{row['seconds']:.0f}"])
-    head = ["", "ours", "to FedSage", "recovered"]
-    return table([*head, *(PAPERS.values() if papers is not None else ()), "s/run"], lines)
-
-
-def _difference(row: Row) -> str:
-    text = f"{row['difference']:+.4f} ± {row['difference_interval']:.4f}"
-    return f"**{text}**" if abs(row["difference"]) > row["difference_interval"] else text
-
-
-def _recovered(share: list[float] | None) -> str:
-    if share is None:
-        return "undefined"
-    value, low, high = share
-    return f"{value:.0%} ({low:.0%} to {high:.0%})"
-
-
 def _mending_cost(result: Result, published: Result) -> list[str]:  # noqa: ARG001  # same for all
     by_kind: dict[str, list[Row]] = {}
     for row in result["rows"]:
@@ -829,7 +775,6 @@ def _deployed_target(row: Row, targets: Row) -> float:
 Section = Callable[[Result, Result], list[str]]
 SECTIONS: dict[str, tuple[str, Section]] = {
     "accuracy": ("Accuracy", _accuracy),
-    "mending": ("Mending", _mending),
     "mending_cost": ("What mending costs", _mending_cost),
     "fedggr": ("FedGGR", _fedggr),
     "speed": ("Speed", _speed),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmend import methods
+from fedmend.data.lean_igraph import process_is_ours
 from fedmend.data.partition import Partition
 from fedmend.engines.base import Interrupted, Moment, Watch
 from fedmend.errors import FedmendError, SettingsError
@@ -242,6 +243,7 @@ def _work(pipe: Connection, stop: Event, out: Path, engine: Engine) -> None:
     # The terminal's Ctrl-C reaches the whole group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    process_is_ours()
     splits = _Splits()
     try:
         while (cell := pipe.recv()) is not None:

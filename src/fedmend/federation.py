@@ -221,6 +221,10 @@ class SiloBase:
         """What this silo's nodes bring along where it predicts on its own graph."""
         return None
 
+    def mended_graph(self) -> Graph | None:
+        """What the method made of the silo's graph to predict its nodes on; they come first."""
+        return None
+
     def probabilities(self) -> Tensor | None:
         """Class probabilities of this silo's nodes, where the method computes them by itself.
 

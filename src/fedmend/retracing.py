@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedmend.data.lean_igraph import igraph
 from fedmend.data.partition import Partition
 from fedmend.engines.inprocess import torch_threads
 from fedmend.errors import FedmendError
@@ -178,13 +179,11 @@ def _chosen(name: str, graph: Graph, total: int) -> NDArray[np.int64]:
 
 
 def _disc(graph: Graph, number: int, silos: int) -> NDArray[np.float64]:
-    import igraph
-
     generator = random.Random(number)
     start = [[generator.random(), generator.random()] for _ in range(graph.num_nodes)]
-    drawn = igraph.Graph(n=graph.num_nodes, edges=graph.edges.T.tolist())
+    drawn = igraph().Graph(n=graph.num_nodes, edges=graph.edges.T.tolist())
     spots = np.array(
-        drawn.layout_fruchterman_reingold(niter=200, seed=start, grid="auto").coords
+        drawn.layout_fruchterman_reingold(niter=70, seed=start, grid="auto").coords
     ).reshape(-1, 2)
     spots -= np.median(spots, axis=0)
     far = np.linalg.norm(spots, axis=1, keepdims=True)

@@ -233,10 +233,15 @@ def train(
             for name, silo in engine.silos.items()
             if (brought := silo.mended_embeddings()) is not None
         }
+        own_graphs = {
+            name: mine
+            for name, silo in engine.silos.items()
+            if (mine := silo.mended_graph()) is not None
+        }
         if not chosen.silo_type.mended_anywhere and mode == "global-graph":
             mended = {}
         scores = (
-            evaluate(shape, weights, own, silos, mode, mended, together or None)
+            evaluate(shape, weights, own, silos, mode, mended, together or None, own_graphs)
             if has_tests
             else None
         )

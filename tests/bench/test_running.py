@@ -16,6 +16,7 @@ from fedmend.bench import Suite, parse
 from fedmend.bench.running import BenchPlan, run_bench, update_page
 from fedmend.cells import Engine, Outcome, Telling
 from fedmend.errors import FileFormatError
+from fedmend.evaluation.metrics import Share
 from fedmend.reports import benches
 from fedmend.reports.benches import Block
 
@@ -108,6 +109,29 @@ def test_rows_tested_in_another_mode_are_warned_about(
     assert blocks[0].lines[1].paired is None  # and are not compared
     assert "Warning" in (tmp_path / "table.md").read_text()
     assert html.escape(blocks[0].warnings[0]) in (tmp_path / "table.html").read_text()
+
+
+def test_how_far_rows_go_between_two_others(plan: BenchPlan, tmp_path: Path) -> None:
+    """A row equal to the far end goes all of the way; the ends and baselines are not asked."""
+    fedavg, local = plan.suite.rows
+    ends = ("majority", "top")  # far enough apart for three seeds to tell
+    rows = [fedavg, *(replace(local, label=label, between=ends) for label in ("top", "same"))]
+    suite: Suite = replace(plan.suite, rows=tuple(rows), silos=(3,), seeds=3)
+    learned = BenchPlan(suite, {"rounds": 15, "lr": 0.02})
+    blocks, _ = run_bench(learned, tmp_path, Engine(workers=1), Telling())
+    lines = {line.label: line for line in blocks[0].lines}
+    assert [label for label, line in lines.items() if line.recovered] == ["same"]
+    share = lines["same"].recovered
+    assert isinstance(share, Share)
+    assert (share.value, share.low, share.high) == pytest.approx((1, 1, 1))
+    assert "100% (100% to 100%)" in (tmp_path / "table.md").read_text()
+    row = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))[2]
+    assert row["row"] == "same"
+    assert float(row["recovered"]) == pytest.approx(1.0)
+    assert any("majority to top" in note for note in benches.notes(blocks))
+    assert [row.between for row in suite.only(rows=["fedavg", "same"]).rows] == [None, None]
+    here = replace(suite, rows=(rows[0], replace(rows[1], between=("fedavg", "top"))))
+    assert here.only(rows=["fedavg", "top"]).rows[1].between == ("fedavg", "top")
 
 
 def test_what_failed_or_has_not_run_is_shown_as_such(plan: BenchPlan) -> None:

@@ -25,6 +25,7 @@ from fedmend.data.sampling import (
     drawing,
     every_neighbour,
     gathered_hops,
+    hops_from_everybody,
     sample_neighbours,
     whole_graph_hop,
 )
@@ -288,21 +289,31 @@ def test_gathered_all_rows_and_naive_agree(kind: str, layers: int, sparse: bool)
     naive = torch.tensor(naive_scores(model, graph, batch.tolist(), draw))
     torch.testing.assert_close(gathered, all_rows, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(gathered, naive.float(), atol=1e-5, rtol=1e-5)
+    partly = hops_from_everybody(graph, batch, layers, draw)
+    assert [hop.rows for hop in partly] == [hop.rows for hop in hops]
+    for reused in (False, True):
+        from_everybody = model(Features(graph.x, reused=reused), partly)
+        torch.testing.assert_close(gathered, from_everybody, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
-def test_gradients_agree_too(kind: str, layers: int) -> None:
-    graph = with_isolated(tiny_graph(40, seed=2))
+def test_gradients_agree_too(kind: str, layers: int, sparse: bool) -> None:
+    graph = with_isolated(tiny_graph(40, seed=2, sparse=sparse))
     batch = torch.tensor([40, 3, 17, 5, 29])
     draw = fixed_table(graph, layers, 3)
     hops, nodes = gathered_hops(graph, batch, layers, draw)
-    gathered, all_rows = (backbone_of(kind, layers, 6) for _ in range(2))
-    torch.autograd.backward(gathered(Features(graph.x[nodes]), hops).sum())
+    gathered, all_rows, partly = (backbone_of(kind, layers, 6) for _ in range(3))
+    torch.autograd.backward(gathered(Features(select_rows(graph.x, nodes)), hops).sum())
     every = all_rows_hops(graph, batch, layers, draw)
     torch.autograd.backward(all_rows(Features(graph.x), every).sum())
-    for one, other in zip(gathered.parameters(), all_rows.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-5)
+    some = hops_from_everybody(graph, batch, layers, draw)
+    torch.autograd.backward(partly(Features(graph.x, reused=True), some).sum())
+    models = (gathered, all_rows, partly)
+    for one, *others in zip(*(model.parameters() for model in models), strict=True):
+        for other in others:
+            torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-5)
 
 
 def with_isolated(graph: Graph) -> Graph:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedmend.data.partition import Partition
@@ -22,6 +21,7 @@ from fedmend.graph import Graph
 from fedmend.methods.fedavg import FedAvgSettings, Silo, Update, Weights, importances, share_right
 from fedmend.models.backbones import build
 from fedmend.models.features import Features
+from fedmend.models.loss import cross_entropy
 from fedmend.parts.randomness import stream
 from fedmend.run import POOLED, train
 from tests.tiny import QUICK, same_weights, tiny_graph, tiny_partition
@@ -68,7 +68,7 @@ def centralised(epochs: int, seed: int) -> tuple[dict[str, Tensor], list[float],
             else:
                 hops, needed = gathered_hops(GRAPH, batch, 2, draw)
                 scores = model(Features(GRAPH.x[needed]), hops, dropout)
-            loss = F.cross_entropy(scores, GRAPH.y[batch])
+            loss = cross_entropy(scores, GRAPH.y[batch])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's
             optimizer.step()

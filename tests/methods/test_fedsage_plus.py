@@ -11,7 +11,8 @@ import torch
 from fedmend.data.partition import Partition
 from fedmend.engines.inprocess import Fault
 from fedmend.errors import FederationError
-from fedmend.federation import Nothing
+from fedmend.evaluation.evaluate import Scores, evaluate, model_with, predict
+from fedmend.federation import Nothing, Schema
 from fedmend.graph import Graph
 from fedmend.methods.fedsage_plus import FedSagePlusSettings, NeighGen, Silo
 from fedmend.run import Result, train
@@ -128,6 +129,30 @@ def test_a_silo_mends_its_graph_once() -> None:
     assert float(silo.generated[0].abs().max()) <= 1.0, "tanh"
     with pytest.raises(FederationError, match="silo has mended its graph: its generator is gone"):
         silo.learn_alone(Nothing())
+
+
+def test_silos_are_tested_on_their_mended_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each is tested on its own graph; the test nodes are the same."""
+    given: dict[str, Graph] = {}
+
+    def spy(*args: Any) -> Scores:
+        given.update(args[-1])
+        return evaluate(*args)
+
+    monkeypatch.setattr("fedmend.run.evaluate", spy)
+    found = train("fedsage+", PARTITION, evaluation="own-subgraph", **SMALL)
+    assert found.weights is not None
+    assert found.scores is not None
+    assert given.keys() == PARTITION.silos.keys()
+    shape = FedSagePlusSettings(**SMALL).shape(Schema(6, tiny_graph().label_names))
+    right = []
+    for name, graph in PARTITION.silos.items():
+        mended, nodes = given[name], torch.nonzero(graph.test_mask)[:, 0]
+        assert mended.num_nodes > graph.num_nodes
+        assert torch.equal(torch.nonzero(mended.test_mask)[:, 0], nodes)
+        classes = predict(model_with(shape, found.weights), mended).argmax(1)
+        right.append(float((classes[nodes] == graph.y[nodes]).double().mean()))
+    assert found.accuracy == pytest.approx(sum(right) / len(right))
 
 
 def test_a_generator_that_never_learned_mends_nothing() -> None:

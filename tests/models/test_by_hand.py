@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from fedmend.data.sampling import hop_to, whole_graph_hop
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.by_hand import FullBatch
 from fedmend.models.features import Features
+from fedmend.models.loss import cross_entropy
 from tests.tiny import tiny_graph
 
 SHAPE = ModelShape("sage", 6, 3, hidden=8, layers=2, heads=2, dropout=0.0)
@@ -33,7 +33,7 @@ def test_loss_and_gradients_are_those_of_autograd(backbone: str) -> None:
     full_batch = FullBatch(by_hand, FEATURES, WHOLE)
     hop = hop_to(GRAPH, NODES)
     for _ in range(3):
-        loss = F.cross_entropy(usual(FEATURES, [WHOLE, hop]), LABELS)
+        loss = cross_entropy(usual(FEATURES, [WHOLE, hop]), LABELS)
         usual.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch's
         assert torch.equal(full_batch.loss_and_gradients(hop, LABELS), loss.detach())

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedmend.evaluation.metrics import Summary, summarise
-from fedmend.reports.comparing import Paired, against_published, holm, paired
+from fedmend.evaluation.metrics import Summary, recovered_share, summarise
+from fedmend.reports.comparing import Paired, against_published, holm, paired, recovered
 
 
 def runs(values: list[float], *, hash_: str = "h", mode: str = "m") -> list[dict[str, Any]]:
@@ -49,6 +49,17 @@ def test_only_shared_seeds_splits_and_modes_are_paired() -> None:
     assert paired("one", [], "other", runs(OTHER)) is None
     untested = [{**run, "result": None} for run in runs(ONE)]
     assert paired("one", untested, "other", runs(OTHER)) is None
+
+
+def test_recovered_is_of_shared_seeds_only() -> None:
+    top = [each + 0.1 + 0.01 * i for i, each in enumerate(OTHER)]
+    whole = recovered(runs(ONE), runs(OTHER), runs(top))
+    assert whole == recovered_share(ONE, OTHER, top)
+    assert recovered(runs(ONE)[1:], runs(OTHER), runs(top)) == recovered_share(
+        ONE[1:], OTHER[1:], top[1:]
+    )
+    assert recovered(runs(ONE), runs(OTHER), runs(top, hash_="x")) is None
+    assert recovered([], runs(OTHER), runs(top)) is None
 
 
 def test_equal_runs_and_single_seeds() -> None:

@@ -11,6 +11,7 @@ A suite is a TOML file; those of `suites/` come with the package, and a path nam
     ratio = "60/20/20"              # optional
     evaluation = "global-graph"     # optional
     base = "fedsage"                # the row that differences are to; the first if left out
+    between = ["fedsage", "oracle"] # how far rows go from one row to another; optional
 
     [settings]                      # of all rows, where a method knows them
     rounds = 50
@@ -23,6 +24,7 @@ A suite is a TOML file; those of `suites/` come with the package, and a path nam
     label = "fedsage"               # the method's name if left out
     published = "fedsage"           # its name in published.json; the label if left out
     settings = { hidden = 64 }      # the method must know these
+    between = ["local", "global"]   # other rows for this one; optional
 
 This module imports no torch, so that listing suites is instant.
 """
@@ -31,7 +33,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -54,6 +56,7 @@ class Row:
     published: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     evaluation: str | None = None
+    between: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Suite:
         self,
         *,
         datasets: list[str] | None = None,
+        splits: list[str] | None = None,
         silos: list[int] | None = None,
         rows: list[str] | None = None,
         seeds: int | None = None,
@@ -94,6 +98,11 @@ class Suite:
                 if name not in self.datasets:
                     raise UnknownNameError(f"dataset of suite {self.name}", name, self.datasets)
             chosen = replace(chosen, datasets=tuple(datasets))
+        if splits is not None:
+            for name in splits:
+                if name not in self.splits:
+                    raise UnknownNameError(f"split of suite {self.name}", name, self.splits)
+            chosen = replace(chosen, splits=tuple(splits))
         if silos is not None:
             for count in silos:
                 if count not in self.silos:
@@ -108,7 +117,9 @@ class Suite:
                 if label not in by_label:
                     raise UnknownNameError(f"row of suite {self.name}", label, by_label)
             base = self.base if self.base in rows else rows[0]
-            chosen = replace(chosen, rows=tuple(by_label[label] for label in rows), base=base)
+            kept = [by_label[label] for label in rows]
+            kept = [_within(row, rows) for row in kept]
+            chosen = replace(chosen, rows=tuple(kept), base=base)
         return chosen if seeds is None else replace(chosen, seeds=seeds)
 
 
@@ -153,14 +164,18 @@ def parse(name: str, text: str) -> Suite:
         raise SettingsError(f"{where} is not valid TOML: {error}") from error
     known = {
         *("about", "paper", "datasets", "splits", "silos", "seeds", "ratio", "evaluation", "base"),
-        *("settings", "dataset-settings", "rows"),
+        *("between", "settings", "dataset-settings", "rows"),
     }
     for key in values:
         if key not in known:
             raise UnknownNameError(f"key of {where}", key, known)
     datasets = _list(where, values, "datasets", str)
-    rows = tuple(_row(where, each) for each in _list(where, values, "rows", dict))
+    between = _between(where, values)
+    rows = tuple(_row(where, each, between) for each in _list(where, values, "rows", dict))
     labels = [row.label for row in rows]
+    for end in (end for row in rows for end in row.between or ()):
+        if end not in labels:
+            raise UnknownNameError(f"row of {where}", end, labels)
     if len(set(labels)) < len(labels):
         raise SettingsError(f"{where}: two rows have the same label")
     base = _one(where, values, "base", str, labels[0])
@@ -224,8 +239,22 @@ def _flat(where: str, settings: Any) -> dict[str, Any]:
     return {key.replace("-", "_"): value for key, value in settings.items()}
 
 
-def _row(where: str, values: Mapping[str, Any]) -> Row:
-    known = {"method", "label", "published", "settings", "evaluation"}
+def _between(where: str, values: Mapping[str, Any]) -> tuple[str, str] | None:
+    if "between" not in values:
+        return None
+    ends = _list(where, values, "between", str)
+    if len(ends) != 2:
+        raise SettingsError(f"{where}: between must name two rows, from and to")
+    return ends[0], ends[1]
+
+
+def _within(row: Row, labels: Collection[str]) -> Row:
+    """The row as it stands in a part of the suite that may lack the rows it is measured by."""
+    return row if row.between and set(row.between) <= set(labels) else replace(row, between=None)
+
+
+def _row(where: str, values: Mapping[str, Any], between: tuple[str, str] | None) -> Row:
+    known = {"method", "label", "published", "settings", "evaluation", "between"}
     for key in values:
         if key not in known:
             raise UnknownNameError(f"key of a row of {where}", key, known)
@@ -242,6 +271,7 @@ def _row(where: str, values: Mapping[str, Any]) -> Row:
         published=_one(where, values, "published", str, label),
         settings=_flat(f"{where}: settings of {label}", values.get("settings", {})),
         evaluation=_one(where, values, "evaluation", str, None),
+        between=_between(f"{where}, row {label}", values) or between,
     )
 
 

@@ -129,6 +129,7 @@ class BenchPlan:
                     [outcome.records[name] for name in names if name in outcome.records],
                     sum(name in outcome.failures for name in names),
                     figure,
+                    row.between,
                 )
             )
         return benches.block(place.dataset, place.split, place.silos, self.suite.base, given)

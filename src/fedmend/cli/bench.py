@@ -22,6 +22,9 @@ def bench(
     datasets: Annotated[
         str | None, typer.Option("--datasets", help="Only these of the suite's, with commas.")
     ] = None,
+    splits: Annotated[
+        str | None, typer.Option("--splits", help="Only these splits, with commas.")
+    ] = None,
     silos: Annotated[
         str | None, typer.Option("--silos", help="Only these numbers of silos, with commas.")
     ] = None,
@@ -54,6 +57,7 @@ def bench(
         return
     chosen = suites.find(suite).only(
         datasets=common.names(datasets) if datasets else None,
+        splits=common.names(splits) if splits else None,
         silos=_counts(silos) if silos else None,
         rows=common.names(rows) if rows else None,
         seeds=seeds,

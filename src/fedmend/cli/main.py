@@ -29,6 +29,7 @@ from fedmend.cli import (
     study,
     submit,
 )
+from fedmend.data.lean_igraph import process_is_ours
 from fedmend.errors import FedmendError
 
 app = typer.Typer(
@@ -72,6 +73,7 @@ def _version(
 
 def main() -> None:
     """Run the command; what the user can mend is one line and exit code 2, never a traceback."""
+    process_is_ours()
     try:
         app()
     except FedmendError as error:

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse as sp
 
+from fedmend.data.lean_igraph import igraph
 from fedmend.errors import GraphError, SettingsError
 from fedmend.graph import UNKNOWN_LABEL
 
@@ -57,14 +58,13 @@ _IGRAPH = threading.Lock()
 @contextmanager
 def _igraph_seeded(rng: np.random.Generator) -> Iterator[None]:
     """Let igraph draw from our generator, then from Python's `random` again, its default."""
-    import igraph
-
+    module = igraph()
     with _IGRAPH:
-        igraph.set_random_number_generator(random.Random(int(rng.integers(2**63))))
+        module.set_random_number_generator(random.Random(int(rng.integers(2**63))))
         try:
             yield
         finally:
-            igraph.set_random_number_generator(random)
+            module.set_random_number_generator(random)
 
 
 def _groups(nodes: Nodes, membership: Nodes) -> list[Nodes]:
@@ -98,9 +98,7 @@ class _Communities:
 
     def search(self, nodes: Nodes) -> list[Nodes]:
         """The communities of the graph induced by `nodes`."""
-        import igraph
-
-        graph = igraph.Graph(n=len(nodes), edges=np.column_stack(self._inside(nodes)))
+        graph = igraph().Graph(n=len(nodes), edges=np.column_stack(self._inside(nodes)))
         if self.algorithm == "leiden" or graph.ecount() > MANY_EDGES:
             found = graph.community_leiden(objective_function="modularity", n_iterations=2)
         else:

@@ -160,7 +160,21 @@ def hop_to(graph: Graph, nodes: Tensor) -> Hop:
 def gathered_hops(
     graph: Graph, batch: Tensor, layers: int, draw: Draw
 ) -> tuple[Sequence[Hop], Tensor]:
-    """Hops that compute only what `batch` needs, and the nodes whose features go in.
+    """Hops that compute only what `batch` needs, and the nodes whose features go in."""
+    return _gathered(graph, batch, range(layers), draw)
+
+
+def hops_from_everybody(graph: Graph, batch: Tensor, layers: int, draw: Draw) -> Sequence[Hop]:
+    """The same, but everybody's features go in and only rows after the first layer are gathered."""
+    hops, nodes = _gathered(graph, batch, range(1, layers), draw)
+    chosen = draw(0, nodes)
+    return [Hop(chosen.rowptr, chosen.col, nodes, graph.degree[nodes], graph.degree), *hops]
+
+
+def _gathered(
+    graph: Graph, batch: Tensor, layers: range, draw: Draw
+) -> tuple[Sequence[Hop], Tensor]:
+    """Hops of some layers, the last of which computes `batch`, and the nodes of the first's input.
 
     Built from the last layer back: each layer's input rows are its own nodes first, then the
     neighbours not yet among them.
@@ -170,7 +184,7 @@ def gathered_hops(
     nodes = batch
     place[nodes] = torch.arange(len(nodes))
     hops: list[Hop] = []
-    for layer in reversed(range(layers)):
+    for layer in reversed(layers):
         chosen = draw(layer, nodes)
         new = torch.unique(chosen.col[place[chosen.col] < 0])
         place[new] = torch.arange(len(nodes), len(nodes) + len(new))
@@ -204,7 +218,21 @@ def covers_most(graph: Graph, batch: int, layers: int, fan_out: int) -> bool:
     Draws overlap: a neighbourhood of as many draws as there are nodes still leaves out a third of
     them, so gathering stays cheaper up to about twice that (measured on Cora, CiteSeer, PubMed).
     """
+    # The rows the last hidden layer would compute.
+    return _draws(graph, batch, layers - 1, fan_out) >= 2 * graph.num_nodes
+
+
+def needs_many(graph: Graph, batch: int, layers: int, fan_out: int) -> bool:
+    """Whether a batch takes in the features of so many nodes that taking everybody's pays.
+
+    Sparse features that stay where they are keep their transpose for the backward pass; gathered
+    ones are copied and multiplied from the other side, at several times the cost of a row.
+    """
+    return _draws(graph, batch, layers, fan_out) >= graph.num_nodes
+
+
+def _draws(graph: Graph, batch: int, layers: int, fan_out: int) -> int:
+    """How many nodes a batch would reach within so many layers if no two drew the same."""
     if fan_out == ALL_NEIGHBOURS:
         fan_out = int(graph.degree.float().mean().ceil())
-    draws = batch * (fan_out + 1) ** (layers - 1)  # rows the last hidden layer would compute
-    return bool(draws >= 2 * graph.num_nodes)
+    return int(batch * (fan_out + 1) ** layers)

@@ -80,12 +80,14 @@ def evaluate(
     mode: str,
     mended: Mapping[str, Tensor] | None = None,
     probabilities: Mapping[str, Tensor] | None = None,
+    own_graphs: Mapping[str, Graph] | None = None,
 ) -> Scores:
     """Test the shared model (`weights`) or, where there is none, the silos' own ones.
 
     mended: what silos' nodes bring along; on the whole graph only where it is theirs there too.
     probabilities: those of each silo's nodes, from a method whose silos predict together; they
     are what `cross-edges` tests.
+    own_graphs: what silos made of their graphs: `own-subgraph` tests on it.
     """
     if mode == "cross-edges":
         return _cross_edges(shape, weights, own, partition, probabilities)
@@ -100,7 +102,7 @@ def evaluate(
     # it had a model of its own has nothing that could be tested.
     graphs = {
         name: graph if whole is None else whole
-        for name, graph in sorted(partition.silos.items())
+        for name, graph in sorted({**partition.silos, **(own_graphs or {})}.items())
         if shared is not None or name in own
     }
     by_silo = {

@@ -72,9 +72,22 @@ def summarise(values: Sequence[float]) -> Summary:
     if count == 1:
         return Summary(mean, 0.0, 0.0, 1)
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
-    from scipy.stats import t  # slow to import, needed only here
+    return Summary(mean, std, student_quantile(count - 1) * std / math.sqrt(count), count)
 
-    return Summary(mean, std, float(t.ppf(0.975, count - 1)) * std / math.sqrt(count), count)
+
+def student_quantile(freedom: float) -> float:
+    """How many standard errors reach to either end of a 95% interval (Student's t)."""
+    # scipy.stats has it too, and takes more than a second to import.
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 0.975))
+
+
+def student_p(statistic: float, freedom: float) -> float:
+    """The probability of a t at least as far from zero, on either side."""
+    from scipy.special import stdtr
+
+    return 2.0 * float(stdtr(freedom, -abs(statistic)))
 
 
 @dataclass(frozen=True)
@@ -97,8 +110,6 @@ def recovered_share(
     count = len(base)
     if count < 2:
         return None
-    from scipy.stats import t  # slow to import, needed only here
-
     won = [one - other for one, other in zip(method, base, strict=True)]
     lost = [one - other for one, other in zip(ceiling, base, strict=True)]
     a, b = math.fsum(won) / count, math.fsum(lost) / count
@@ -106,7 +117,7 @@ def recovered_share(
     vaa = math.fsum((x - a) ** 2 for x in won) / scale
     vbb = math.fsum((y - b) ** 2 for y in lost) / scale
     vab = math.fsum((x - a) * (y - b) for x, y in zip(won, lost, strict=True)) / scale
-    quantile = float(t.ppf(0.975, count - 1)) ** 2
+    quantile = student_quantile(count - 1) ** 2
     room = b * b - quantile * vbb
     if room <= 0.0:
         return None

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -174,9 +174,10 @@ class Mended:
 
 
 class Mending(ExchangingSilo):
-    """A silo's half of FedSage+: the generator, and the graph it mends."""
+    """A silo's half of FedSage+: the generator, and the graph it mends and then trains on."""
 
     settings: NeighGenSettings
+    local: LocalTraining
 
     def start_generator(self) -> None:
         self._generator: NeighGen | None = NeighGen(self.name, self.graph, self.settings, self.seed)
@@ -195,32 +196,45 @@ class Mending(ExchangingSilo):
     def exchange_weight(self) -> float:
         return self.settings.feature_weight
 
-    def mended_graph(self) -> Graph:
-        """The graph with its generated neighbours, once and for all; the generator is forgotten."""
+    def mend(self, _: Nothing) -> Mended:
+        """Generate the missing neighbours, and train on the mended graph from now on."""
         if self.generated is None:
             nothing = torch.zeros(0, self.graph.num_features), torch.zeros(0, dtype=torch.int64)
             self.generated = self.learner.generate() if self.learner.trained else nothing
+        self._train_on(self._mended_by(*self.generated))
+        return Mended(len(self.generated[1]))
+
+    def _mended_by(self, features: Tensor, owner: Tensor) -> Graph:
+        """The graph with its generated neighbours, once and for all; the generator is forgotten."""
         self._generator = None
-        features, owner = self.generated
         return mended(self.graph, owner, features)
+
+    def _train_on(self, graph: Graph) -> None:
+        before = self.local
+        self.local = LocalTraining(self.name, graph, before.model.shape, self.settings, self.seed)
+        self.local.load(before.weights())
 
     def generated_neighbours(self) -> tuple[Tensor, Tensor, Tensor] | None:
         return None if self.generated is None else (*self.generated, self.graph.x)
 
-    def mending_state(self) -> dict[str, Tensor]:
-        """The generator while it learns, then only what it generated."""
-        if self.generated is None:
-            return self.learner.state()
-        features, owner = self.generated
-        return {"generated features": features, "generated for": owner}
+    def mended_graph(self) -> Graph | None:
+        return None if self.generated is None else self.local.graph
 
-    def restore_mending(self, state: Mapping[str, Tensor]) -> Graph:
-        """Take back what `mending_state` gave; the graph to train on."""
-        if "generated for" not in state:
+    def state(self) -> dict[str, Tensor]:
+        """Besides the classifier, the generator while it learns, then only what it generated."""
+        if self.generated is None:
+            return {**super().state(), **self.learner.state()}
+        features, owner = self.generated
+        return {**super().state(), "generated features": features, "generated for": owner}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        if "generated for" in state:
+            self.generated = state["generated features"], state["generated for"]
+            self._train_on(self._mended_by(*self.generated))
+        else:
             self.learner.restore(state)
-            return self.graph
-        self.generated = state["generated features"], state["generated for"]
-        return self.mended_graph()
+            self._train_on(self.graph)
+        super().restore(state)
 
 
 class Silo(Mending, fedavg.Silo):
@@ -236,37 +250,34 @@ class Silo(Mending, fedavg.Silo):
     def exchange_weight(self) -> float:
         return self.settings.feature_weight * self.settings.alpha
 
-    def mend(self, _: Nothing) -> Mended:
-        """Generate the missing neighbours, and train on the mended graph from now on."""
-        self._train_on(self.mended_graph())
-        return Mended(self.local.graph.num_nodes - self.graph.num_nodes)
-
-    def _train_on(self, graph: Graph) -> None:
-        shape, settings = self.local.model.shape, self.settings
-        self.local = LocalTraining(self.name, graph, shape, settings, self.seed)
-
-    def state(self) -> dict[str, Tensor]:
-        return {**super().state(), **self.mending_state()}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self._train_on(self.restore_mending(state))
-        super().restore(state)
-
 
 def server(silos: Federation[Silo], settings: FedSagePlusSettings) -> dict[str, Tensor]:
     """Generators alone, then in exchange; mending; FedAvg of the classifier."""
     state = fedavg.Training(fedavg.initial_weights(silos, settings))
     if settings.neighbours:
-        for number in silos.rounds(1, state, "generators alone"):
-            alone = silos.ask(Silo.learn_alone, Nothing()).enough(settings.min_silos)
-            note_loss(silos, number, alone)
+        learn_alone(silos, settings, state)
         exchanges = settings.generator_rounds if settings.alpha and len(silos.names) > 1 else 0
         for number in silos.rounds(exchanges, state, "generator exchange"):
             say_if_two(silos)
             exchange(silos, number, settings.min_silos, settings.min_batch)
-        for number in silos.rounds(1, state, "mending"):
-            replies = silos.ask(Silo.mend, Nothing()).enough(settings.min_silos)
-            silos.note(number, generated=float(sum(each.generated for each in replies.values())))
+        mend_all(silos, settings, state)
     fedavg.train_rounds(silos, settings, state)
     silos.note(state.best_round, selected=1.0)
     return state.best
+
+
+M = TypeVar("M", bound=Mending)
+
+
+def learn_alone(silos: Federation[M], settings: NeighGenSettings, state: Any) -> None:
+    """Every silo's generator learns from what the silo hides from itself."""
+    for number in silos.rounds(1, state, "generators alone"):
+        alone = silos.ask(Mending.learn_alone, Nothing()).enough(settings.min_silos)
+        note_loss(silos, number, alone)
+
+
+def mend_all(silos: Federation[M], settings: NeighGenSettings, state: Any) -> None:
+    """Every silo mends its graph."""
+    for number in silos.rounds(1, state, "mending"):
+        replies = silos.ask(Mending.mend, Nothing()).enough(settings.min_silos)
+        silos.note(number, generated=float(sum(each.generated for each in replies.values())))

@@ -8,15 +8,15 @@ fit goes the usual way.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.data.sampling import Hop
 from fedmend.models.backbones import Backbone
 from fedmend.models.features import Features
 from fedmend.models.layers import GcnLayer, SageLayer
+from fedmend.models.loss import loss_and_gradient
 from fedmend.models.propagation import operator, with_own
-from fedmend.models.sparse import SparseMatrix, chained, chained_transposed
+from fedmend.models.sparse import SparseMatrix, chained, chained_transposed, narrow_product
 
 
 class FullBatch:
@@ -57,13 +57,7 @@ class FullBatch:
     def loss_and_gradients(self, hop: Hop, labels: Tensor) -> Tensor:
         """Cross entropy of the nodes that the hop computes; leaves gradients in the parameters."""
         hidden = self._hidden()
-        log_likelihood = self._last.forward(hidden, hop).log_softmax(1)
-        loss = F.nll_loss(log_likelihood, labels)
-        gradient = torch.zeros_like(log_likelihood)
-        gradient.scatter_(1, labels[:, None], -1.0 / len(labels))
-        gradient = torch.ops.aten._log_softmax_backward_data(
-            gradient, log_likelihood, 1, log_likelihood.dtype
-        )
+        loss, gradient = loss_and_gradient(self._last.forward(hidden, hop), labels)
         gradient = self._last.backward(gradient, hidden, hop)
         self._first.backward(torch.ops.aten.threshold_backward(gradient, hidden, 0))
         return loss
@@ -121,12 +115,13 @@ class _FromHidden:
 
     def forward(self, h: Tensor, hop: Hop) -> Tensor:
         matrix = self._matrix(hop)
-        return matrix.times((h @ self._weight()).view(matrix.shape[1], -1)).add_(self._bias)
+        told = narrow_product(h, self._weight()).view(matrix.shape[1], -1)
+        return matrix.times(told).add_(self._bias)
 
     def backward(self, gradient: Tensor, h: Tensor, hop: Hop) -> Tensor:
         """Leaves the parameters' gradients in them, gives that of h."""
         told = self._matrix(hop).transposed_times(gradient).view(len(h), -1)
-        both = (told.t() @ h).t()
+        both = narrow_product(h.t(), told)
         for weight, found in zip(self._weights, both.chunk(len(self._weights), 1), strict=True):
             weight.grad = found.contiguous()
         self._bias.grad = gradient.sum(0)

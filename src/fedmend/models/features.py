@@ -29,6 +29,11 @@ class Features:
         return self.matrix is not None
 
     @property
+    def stays(self) -> bool:
+        """Whether products with all rows are the cheap ones: sparse, and multiplied many times."""
+        return self.matrix is not None and self.matrix.reused
+
+    @property
     def num_features(self) -> int:
         return int(self.x.shape[1])
 

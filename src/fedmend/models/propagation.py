@@ -68,7 +68,7 @@ def heard_through(
     if isinstance(h, Features):
         if hop.reused and not h.sparse:
             return _plus(_kept_combination(h, matrix, hop, rule) @ weight, bias)
-        if hop.rows * 2 <= hop.sources:
+        if hop.rows * 2 <= hop.sources and not h.stays:
             return _plus(h.combined(matrix) @ weight, bias)
         if h.matrix is not None:
             return sum_of_products(([matrix, h.matrix], weight), bias=bias)
@@ -95,7 +95,7 @@ def _kept_combination(h: Features, matrix: SparseMatrix, hop: Hop, rule: Rule) -
 def own_through(h: Tensor | Features, weight: Tensor, hop: Hop) -> Tensor:
     """The computed nodes' own rows of h, times weight."""
     if isinstance(h, Features):
-        return h.rows(hop.own) @ weight
+        return hop.own_rows(h @ weight) if h.stays else h.rows(hop.own) @ weight
     if weight.shape[1] < weight.shape[0]:
         return hop.own_rows(h @ weight)  # the narrower rows are the cheaper ones to pick
     return hop.own_rows(h) @ weight

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedmend.data.sampling import (
@@ -17,6 +16,8 @@ from fedmend.data.sampling import (
     drawing,
     gathered_hops,
     hop_to,
+    hops_from_everybody,
+    needs_many,
     whole_graph_hop,
 )
 from fedmend.errors import DataError, FederationError, SettingsError
@@ -24,6 +25,7 @@ from fedmend.graph import Graph, select_rows
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.by_hand import FullBatch
 from fedmend.models.features import Features
+from fedmend.models.loss import cross_entropy
 from fedmend.parts.optimizer import Optimizer
 from fedmend.parts.randomness import stream
 from fedmend.parts.settings import TrainingSettings
@@ -138,7 +140,7 @@ class LocalTraining:
         if self._by_hand is not None and self._full_batch is not None and not self._mends:
             loss = self._by_hand.loss_and_gradients(self._full_batch[-1], labels)
         else:
-            loss = F.cross_entropy(self.scores(batch), labels)
+            loss = cross_entropy(self.scores(batch), labels)
             self._optimizer.clear()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's
         if adjust is not None:
@@ -159,6 +161,9 @@ class LocalTraining:
             return self._forward(features, [alone.to(self.device)] * s.layers, batch)
         if covers_most(self.graph, len(batch), s.layers, s.fan_out):
             hops = all_rows_hops(self.graph, batch, s.layers, self._draw)
+            return self._forward(self._features, [hop.to(self.device) for hop in hops], None)
+        if self._features.sparse and needs_many(self.graph, len(batch), s.layers, s.fan_out):
+            hops = hops_from_everybody(self.graph, batch, s.layers, self._draw)
             return self._forward(self._features, [hop.to(self.device) for hop in hops], None)
         hops, nodes = gathered_hops(self.graph, batch, s.layers, self._draw)
         features = Features(select_rows(self.graph.x, nodes)).to(self.device)

@@ -18,9 +18,16 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fedmend.evaluation.metrics import Summary
+from fedmend.evaluation.metrics import Share, Summary
 from fedmend.reports import guards
-from fedmend.reports.comparing import AgainstPublished, Paired, against_published, holm, paired
+from fedmend.reports.comparing import (
+    AgainstPublished,
+    Paired,
+    against_published,
+    holm,
+    paired,
+    recovered,
+)
 from fedmend.reports.summary import summarise_runs
 from fedmend.reports.tables import human_bytes
 
@@ -31,7 +38,11 @@ MARKS = {"above": "▲", "within": "≈", "below": "▼", "": ""}
 
 @dataclass(frozen=True)
 class Line:
-    """One row of a block; figures are None where no run has finished."""
+    """One row of a block; figures are None where no run has finished.
+
+    recovered: how far the row goes between two others; a text where the seeds cannot tell that
+        there is a way at all.
+    """
 
     label: str
     method: str
@@ -44,6 +55,8 @@ class Line:
     paired: Paired | None
     seconds: float | None
     sent: str
+    recovered: Share | str | None
+    between: tuple[str, str] | None
 
 
 @dataclass(frozen=True)
@@ -104,6 +117,7 @@ class Given:
     runs: Sequence[Record]
     failed: int
     published: Published | None
+    between: tuple[str, str] | None
 
 
 def block(dataset: str, split: str, silos: int, base: str, given: Sequence[Given]) -> Block:
@@ -128,6 +142,11 @@ def block(dataset: str, split: str, silos: int, base: str, given: Sequence[Given
         ]
     )
     by_row = {test.row: test for test in against_base}
+    won = {
+        each.label: recovered(each.runs, *(runs_of[end] for end in each.between)) or "undefined"
+        for each in given
+        if each.between and each.label not in each.between
+    }
     shares = [run["data"]["missing_share"] for run in every]
     known = [share for share in shares if share is not None]
     return Block(
@@ -142,13 +161,13 @@ def block(dataset: str, split: str, silos: int, base: str, given: Sequence[Given
         missing_share=sum(known) / len(known) if known else None,
         label_skew=sum(map(guards.label_skew, every)) / len(every) if every else None,
         hashes={run["seed"]: run["split"]["hash"] for run in every},
-        lines=tuple(_line(each, by_row.get(each.label)) for each in given),
+        lines=tuple(_line(each, by_row.get(each.label), won.get(each.label)) for each in given),
         pairs=tuple(pairs),
         warnings=tuple(guards.warnings(runs_of)),
     )
 
 
-def _line(given: Given, test: Paired | None) -> Line:
+def _line(given: Given, test: Paired | None, won: Share | str | None) -> Line:
     if not given.runs:
         return Line(
             given.label,
@@ -162,6 +181,8 @@ def _line(given: Given, test: Paired | None) -> Line:
             paired=None,
             seconds=None,
             sent="",
+            recovered=None,
+            between=given.between,
         )
     summary = summarise_runs(given.runs)
     beside = None
@@ -184,13 +205,18 @@ def _line(given: Given, test: Paired | None) -> Line:
         paired=test,
         seconds=summary.seconds.mean,
         sent="all raw data" if summary.pooled else human_bytes(summary.bytes_up),
+        recovered=won,
+        between=given.between,
     )
 
 
 # The cells of a table as text, the same in every format
 
 
-HEADS = ("row", "ours", "published", "difference", "", "against {base}", "p", "seconds", "left")
+HEADS = (
+    *("row", "ours", "published", "difference", "", "against {base}", "p", "recovered"),
+    *("seconds", "left"),
+)
 
 
 def _heads(block: Block) -> list[str]:
@@ -201,7 +227,7 @@ def _texts(line: Line) -> list[str]:
     name = f"{line.label}*" if line.baseline else line.label
     if line.accuracy is None:
         state = f"failed ({line.failed})" if line.failed else ("no tests" if line.seeds else "...")
-        return [name, state, *[""] * 7]
+        return [name, state, *[""] * (len(HEADS) - 2)]
     beside, test = line.published, line.paired
     ours = _figure(line.accuracy) + (f" ({line.failed} failed)" if line.failed else "")
     published = ["", "", ""]
@@ -220,7 +246,14 @@ def _texts(line: Line) -> list[str]:
             f"{test.difference.mean:+.4f}{width}",
             "" if test.adjusted is None else _p(test.adjusted),
         ]
-    return [name, ours, *published, *against, f"{line.seconds or 0.0:.1f}", line.sent]
+    cost = f"{line.seconds or 0.0:.1f}", line.sent
+    return [name, ours, *published, *against, _recovered(line.recovered), *cost]
+
+
+def _recovered(share: Share | str | None) -> str:
+    if isinstance(share, Share):
+        return f"{share.value:.0%} ({share.low:.0%} to {share.high:.0%})"
+    return share or ""
 
 
 def _figure(summary: Summary) -> str:
@@ -254,6 +287,13 @@ def notes(blocks: Sequence[Block]) -> list[str]:
             "against: paired by seed and split ± 95% interval; p: paired t test, Holm-adjusted "
             "within the table."
         )
+    ends = sorted({line.between for line in lines if line.between and line.recovered})
+    if ends:
+        named = "; ".join(f"{low} to {high}" for low, high in ends)
+        found.append(
+            f"recovered: how far a row goes on the way from one row to another ({named}), with "
+            "Fieller's 95% interval; undefined where the way's own interval contains zero."
+        )
     if any(line.baseline for line in lines):
         found.append("*: sees all training nodes' features in one place and no edge.")
     found.append(
@@ -266,7 +306,7 @@ def notes(blocks: Sequence[Block]) -> list[str]:
 def terminal(block: Block) -> Group:
     """For the terminal; warnings in front, since they decide whether to read on."""
     table = Table(box=box.SIMPLE_HEAD)
-    heads = ["row", "ours", "published", "difference", f"against {block.base}", "cost"]
+    heads = ["row", "ours", "published", "difference", f"against {block.base}", "recovered", "cost"]
     rows = [_stacked(line) for line in block.lines]
     shown = [i for i in range(len(heads)) if i < 2 or any(row[i] for row in rows)]
     for i in shown:
@@ -281,13 +321,13 @@ def terminal(block: Block) -> Group:
 
 def _stacked(line: Line) -> list[str]:
     """A row whose figures stand above their intervals, so that it fits 80 columns."""
-    name, ours, published, difference, mark, against, p, seconds, sent = _texts(line)
+    name, ours, published, difference, mark, against, p, won, seconds, sent = _texts(line)
     two = [text.replace(" ±", "\n±") for text in (ours, published, difference, against)]
     two[2] = f"{mark[:1]} {two[2]}".strip()
     if p:
         figure, _, interval = two[3].partition("\n")
         two[3] = f"{figure}\n{interval}\np {p}"
-    return [name, *two, f"{seconds} s\n{sent}" if seconds else ""]
+    return [name, *two, won.replace(" (", "\n("), f"{seconds} s\n{sent}" if seconds else ""]
 
 
 def markdown(blocks: Sequence[Block]) -> str:
@@ -318,6 +358,7 @@ CSV_COLUMNS = (
     *("dataset", "split", "silos", "row", "method", "seeds", "failed", "accuracy", "std"),
     *("interval", "macro_f1", "published", "published_std", "difference", "difference_interval"),
     *("mark", "base", "against_base", "against_base_interval", "p", "p_adjusted", "seconds"),
+    *("recovered", "recovered_low", "recovered_high"),
     *("sent", "evaluation", "ratio", "missing_share", "label_skew", "warnings"),
 )
 
@@ -352,7 +393,13 @@ def to_csv(blocks: Sequence[Block]) -> str:
                     if test
                     else (None,) * 4
                 ),
-                *(line.seconds, line.sent, block.evaluation, block.ratio),
+                line.seconds,
+                *(
+                    (won.value, won.low, won.high)
+                    if isinstance(won := line.recovered, Share)
+                    else (won, None, None)
+                ),
+                *(line.sent, block.evaluation, block.ratio),
                 *(block.missing_share, block.label_skew, "; ".join(block.warnings)),
             ]
             writer.writerow(["" if value is None else value for value in values])

@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedmend.evaluation.metrics import Summary, summarise
+from fedmend.evaluation.metrics import (
+    Share,
+    Summary,
+    recovered_share,
+    student_p,
+    student_quantile,
+    summarise,
+)
 
 Record = Mapping[str, Any]
 
@@ -40,11 +47,9 @@ def against_published(
     if own + theirs == 0.0:
         interval = 0.0
     else:
-        from scipy.stats import t  # slow to import, needed only here
-
         below = own**2 / (ours.count - 1) + (theirs**2 / (repeats - 1) if theirs else 0.0)
         freedom = (own + theirs) ** 2 / below
-        interval = float(t.ppf(0.975, freedom)) * math.sqrt(own + theirs)
+        interval = student_quantile(freedom) * math.sqrt(own + theirs)
     mark = "within"
     if abs(difference) > interval:
         mark = "above" if difference > 0 else "below"
@@ -71,19 +76,34 @@ class Paired:
 
 def paired(row: str, runs: Sequence[Record], base: str, others: Sequence[Record]) -> Paired | None:
     """The paired test of two rows; None where no seed has both on the same split and mode."""
-    by_seed = {run["seed"]: run for run in others if run["result"] is not None}
-    differences = [
-        run["result"]["accuracy"] - other["result"]["accuracy"]
-        for run in runs
-        if run["result"] is not None
-        and (other := by_seed.get(run["seed"])) is not None
-        and run["split"]["hash"] == other["split"]["hash"]
-        and run["evaluation"] == other["evaluation"]
-    ]
+    differences = [one - other for one, other in _shared(runs, others)]
     if not differences:
         return None
     summary = summarise(differences)
     return Paired(row, base, summary, _p_value(summary))
+
+
+def recovered(
+    runs: Sequence[Record], base: Sequence[Record], ceiling: Sequence[Record]
+) -> Share | None:
+    """The share of the way from base to ceiling that a row goes; None where it is undefined."""
+    shared = _shared(runs, base, ceiling)
+    return recovered_share(*zip(*shared, strict=True)) if shared else None
+
+
+def _shared(*rows: Sequence[Record]) -> list[tuple[float, ...]]:
+    """The accuracies of all rows, of every seed that all have on the same split and mode."""
+    by_seed = [{run["seed"]: run for run in runs if run["result"] is not None} for runs in rows]
+    groups = [[runs[seed] for runs in by_seed] for seed in by_seed[0] if _all_have(by_seed, seed)]
+    return [
+        tuple(run["result"]["accuracy"] for run in group)
+        for group in groups
+        if len({(run["split"]["hash"], run["evaluation"]) for run in group}) == 1
+    ]
+
+
+def _all_have(by_seed: Sequence[Mapping[int, Record]], seed: int) -> bool:
+    return all(seed in runs for runs in by_seed)
 
 
 def _p_value(summary: Summary) -> float | None:
@@ -91,10 +111,8 @@ def _p_value(summary: Summary) -> float | None:
         return None
     if summary.std == 0.0:
         return 1.0 if summary.mean == 0.0 else 0.0
-    from scipy.stats import t
-
-    statistic = abs(summary.mean) / (summary.std / math.sqrt(summary.count))
-    return float(2 * t.sf(statistic, summary.count - 1))
+    statistic = summary.mean / (summary.std / math.sqrt(summary.count))
+    return student_p(statistic, summary.count - 1)
 
 
 def holm(tests: Sequence[Paired]) -> list[Paired]:
