@@ -352,7 +352,8 @@ class Desk:
                 by_class = count_silo(together, graph)
                 figures = figures_of(by_class)
         elif tested:
-            figures = score_silo(shape, weights, graph, self._built().mended_embeddings())
+            mended = self._built().mended_graph() or graph
+            figures = score_silo(shape, weights, mended, self._built().mended_embeddings())
         record = {
             "format": FORMAT,
             "method": method.name,
