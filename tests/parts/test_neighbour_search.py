@@ -138,3 +138,20 @@ def test_missing_index_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(SettingsError, match=r"pip install 'fedmend\[index\]'"):
         indexed_neighbours(points(4), 2)
+
+
+def test_threads_change_nothing() -> None:
+    rows = points(5000, 24)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(nearest_neighbours(rows, 7))
+            found.append(nearest_neighbours(rows, 7, found[0]))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0][:100, 1:], brute_force(rows, 7)[:100])
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])

@@ -17,11 +17,17 @@ that is too much.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+import fedmend.graph  # noqa: F401  # has torch say once, in silence, that CSR matrices are new
 from fedmend.errors import SettingsError
 
 TILE = 1024
@@ -39,6 +45,9 @@ AXES = 16
 PROBED = 16
 """Groups of the index that a row looks into."""
 
+Each = Callable[..., Iterable[Any]]
+"""`map`, or one that does several at a time."""
+
 
 @torch.no_grad()
 def nearest_neighbours(points: Tensor, k: int, guess: Tensor | None = None) -> Tensor:
@@ -52,23 +61,24 @@ def nearest_neighbours(points: Tensor, k: int, guess: Tensor | None = None) -> T
     k = min(k, nodes - 1)
     if k < 1:
         return itself
-    if guess is None or guess.shape != (nodes, k + 1):
-        least, columns = _nearest_of_sample(points, k)
-        if columns is not None:
-            return torch.cat([itself, columns], dim=1)
-    else:
-        ends = torch.arange(0, nodes * k + 1, k)
-        least = _dots(points, points, ends, guess[:, 1:].reshape(-1)).view(nodes, k).amin(1)
-    # Products are rounded in an order of their own each: what misses by less may still belong.
-    least = least - 4 * points.shape[1] * torch.finfo(points.dtype).eps
-    order = torch.argsort(least, descending=True)
-    best = _search(points[order], least[order], k)
+    with _side_by_side() as each:
+        if guess is None or guess.shape != (nodes, k + 1):
+            least, columns = _nearest_of_sample(points, k, each)
+            if columns is not None:
+                return torch.cat([itself, columns], dim=1)
+        else:
+            ends = torch.arange(0, nodes * k + 1, k)
+            least = _dots(points, points, ends, guess[:, 1:].reshape(-1)).view(nodes, k).amin(1)
+        # Products are rounded in an order of their own each: what misses by less may still belong.
+        least = least - 4 * points.shape[1] * torch.finfo(points.dtype).eps
+        order = torch.argsort(least, descending=True)
+        best = _search(points[order], least[order], k, each)
     columns = torch.empty_like(best)
     columns[order] = order[best]
     return torch.cat([itself, columns], dim=1)
 
 
-def _nearest_of_sample(points: Tensor, k: int) -> tuple[Tensor, Tensor | None]:
+def _nearest_of_sample(points: Tensor, k: int, each: Each) -> tuple[Tensor, Tensor | None]:
     """Every row's k-th similarity in a sample of the others; with the columns if it is all."""
     nodes = len(points)
     count = min(nodes, max(SAMPLED, 2 * k + 2))
@@ -76,45 +86,69 @@ def _nearest_of_sample(points: Tensor, k: int) -> tuple[Tensor, Tensor | None]:
     sample = points[chosen]
     place = torch.full((nodes,), -1)
     place[chosen] = torch.arange(count)
-    least, columns = [], []
-    for start in range(0, nodes, TILE):
+
+    def best_of_block(start: int) -> tuple[Tensor, Tensor]:
         similar = points[start : start + TILE] @ sample.T
         own = place[start : start + TILE]
         rows = torch.nonzero(own >= 0)[:, 0]
         similar[rows, own[rows]] = -math.inf
         values, found = similar.topk(k, dim=1)
-        least.append(values[:, -1])
-        columns.append(found)
+        return values[:, -1], found
+
+    least, columns = zip(*each(best_of_block, range(0, nodes, TILE)), strict=True)
     return torch.cat(least), torch.cat(columns) if count == nodes else None
 
 
-def _search(points: Tensor, least: Tensor, k: int) -> Tensor:
+def _search(points: Tensor, least: Tensor, k: int, each: Each) -> Tensor:
     """The k most similar others of every row; `least`: what they reach, falling from row to row."""
     short = _shortened(points, least)
     exact = short is points
     best = _Best(points, least, k)
     blocks = torch.split(short, TILE)
     bounds = torch.split(least, TILE)
-    for i, rows in enumerate(blocks):
-        for j in range(i, len(blocks)):
-            similar = rows @ blocks[j].T
-            # Of a pair of this tile, the column's bound is the lower one.
-            reached = similar >= bounds[j]
-            if i == j:
-                reached.triu_(1)
-            # Of few true ones numpy makes a list ten times as quickly as torch.
-            place = torch.from_numpy(np.flatnonzero(reached.numpy()))
-            if not len(place):
-                continue
-            row = place // similar.shape[1]
-            column = place - row * similar.shape[1] + j * TILE
-            if exact:
-                found = similar.view(-1)[place]
-            else:
-                ends = torch.searchsorted(row, torch.arange(len(rows) + 1))
-                found = _dots(points[i * TILE :][:TILE], points, ends, column)
-            best.consider(row + i * TILE, column, found)
+
+    def reached(i: int, j: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The pairs of a tile that can matter: rows, columns, similarities."""
+        similar = blocks[i] @ blocks[j].T
+        # Of a pair of this tile, the column's bound is the lower one.
+        enough = similar >= bounds[j]
+        if i == j:
+            enough.triu_(1)
+        # Of few true ones numpy makes a list ten times as quickly as torch.
+        place = torch.from_numpy(np.flatnonzero(enough.numpy()))
+        row = place // similar.shape[1]
+        column = place - row * similar.shape[1] + j * TILE
+        if exact:
+            found = similar.view(-1)[place]
+        else:
+            ends = torch.searchsorted(row, torch.arange(len(similar) + 1))
+            found = _dots(points[i * TILE :][:TILE], points, ends, column)
+        return row + i * TILE, column, found
+
+    for i in range(len(blocks)):
+        for found in each(partial(reached, i), range(i, len(blocks))):
+            best.consider(*found)
     return best.columns()
+
+
+@contextmanager
+def _side_by_side() -> Iterator[Each]:
+    """A `map` over tiles with as many threads as torch has, each of which computes by itself.
+
+    Sharing every small product among threads has them wait for each other, and on a busy machine
+    for nothing else (five times the processor time, measured). And a tile that one thread computes
+    is the same for any number of them.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield map
+        return
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads, None, torch.set_num_threads, (1,)) as pool:
+            yield pool.map
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _shortened(points: Tensor, least: Tensor) -> Tensor:
