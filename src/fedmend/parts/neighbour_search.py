@@ -145,7 +145,7 @@ def _side_by_side() -> Iterator[Each]:
         return
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(threads, None, torch.set_num_threads, (1,)) as pool:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             yield pool.map
     finally:
         torch.set_num_threads(threads)
@@ -216,15 +216,16 @@ class _Best:
             return
         row, column, similar = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
         self._waiting, self._count = [], 0
-        rows = row.unique()
         k = self._k
+        counts = torch.bincount(row, minlength=len(self._least))
+        rows = torch.nonzero(counts)[:, 0]
         row = torch.cat([row, rows.repeat_interleave(k)])
         column = torch.cat([column, self._columns[rows].view(-1)])
         similar = torch.cat([similar, self._similar[rows].view(-1)])
         # By row, and within it by falling similarity.
         order = torch.argsort(similar, descending=True)
         order = order[torch.argsort(row[order], stable=True)]
-        counts = torch.bincount(row, minlength=len(self._least))[rows]
+        counts = counts[rows] + k
         first = counts.cumsum(0) - counts
         kept = order[(first[:, None] + torch.arange(k)).view(-1)].view(-1, k)
         self._columns[rows], self._similar[rows] = column[kept], similar[kept]
