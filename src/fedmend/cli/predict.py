@@ -39,7 +39,7 @@ def predict(
         f"{done['nodes']} nodes predicted with {whose} of {done['method']}: {out}", soft_wrap=True
     )
     if done["new"] is not None:
-        console.print(f"{done['new']} of them are new: {done['silo']} had no node of that id.")
+        console.print(f"{done['new']} of them are new to {done['silo']} since training.")
     if done["alone"]:
         console.print(
             f"Their rows of {done['method']} were left out: name the silo they belong to (--silo)."
