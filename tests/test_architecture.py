@@ -21,7 +21,7 @@ FILES = {
 LAYERS = [
     {"errors", "files", "config", "graph"},
     {"data", "privacy"},
-    {"models", "federation", "evaluation"},
+    {"models", "federation", "evaluation", "node_memory"},
     {"parts"},
     {"methods"},
     {"engines", "reports"},

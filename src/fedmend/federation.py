@@ -232,6 +232,10 @@ class SiloBase:
         """
         return None
 
+    def remembered(self) -> dict[str, Tensor]:
+        """What it takes, beside the model, to predict nodes that come later; saved with the run."""
+        return {}
+
     def inside(self) -> Ledger | None:
         """What crossed between this silo and its devices, where the two are told apart."""
         return None
@@ -285,6 +289,10 @@ class Federation(ABC, Generic[S]):
     @abstractmethod
     def say(self, sentence: str) -> None:
         """Tell the user something that matters (a lost silo, a shrunken setting), once."""
+
+    @abstractmethod
+    def remember(self, known: Mapping[str, Tensor]) -> None:
+        """What the server needs again to predict nodes that come later; saved with the run."""
 
     @abstractmethod
     def stream(self, purpose: str) -> torch.Generator:

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from fedmend import node_memory
 from fedmend.data.folders import read_folder
 from fedmend.data.tables import write_table
 from fedmend.errors import SettingsError
 from fedmend.graph import UNKNOWN_LABEL
 from fedmend.reports.record import read_run
-from fedmend.run import choose_model, predict_with
+from fedmend.run import choose_model, predict_remembering, predict_with
 
 
 def predict_folder(run: Path, graph: Path, out: Path, silo: str | None) -> dict[str, Any]:
@@ -23,7 +24,11 @@ def predict_folder(run: Path, graph: Path, out: Path, silo: str | None) -> dict[
     method = saved.record["method"]
     model = choose_model(method, saved.shape, saved.weights, saved.own, saved.own_weights, silo)
     read = read_folder(graph)
-    prediction = predict_with(model, saved.label_names, read)
+    memory = node_memory.read(run)
+    if memory is None or silo is None:
+        prediction = predict_with(model, saved.label_names, read)
+    else:
+        prediction = predict_remembering(memory, saved.record, model, silo, read)
     labels = np.asarray(prediction.labels)
     columns: dict[str, Any] = {"id": prediction.node_ids, "label": labels}
     for index, name in enumerate(saved.label_names):
@@ -31,12 +36,16 @@ def predict_folder(run: Path, graph: Path, out: Path, silo: str | None) -> dict[
     import pyarrow as pa
 
     write_table(out, pa.table(columns))
+    new = None if memory is None or silo is None else memory.places(silo, read.node_ids) < 0
     known = read.y.numpy() != UNKNOWN_LABEL
     true = np.asarray(read.label_names or [""])[read.y.numpy()]
     fits = float((true[known] == labels[known]).mean()) if known.any() else None
     return {
         "method": method,
-        "silo": None if saved.weights is not None else silo,
+        "silo": None if saved.weights is not None and memory is None else silo,
+        "shared_model": saved.weights is not None,
+        "new": None if new is None else int(new.sum()),
+        "alone": memory is not None and silo is None,
         "nodes": read.num_nodes,
         "labelled": int(known.sum()),
         "accuracy": fits,

@@ -8,7 +8,7 @@ import operator
 import platform
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmend import methods
+from fedmend import methods, node_memory
 from fedmend.config import make
 from fedmend.data.partition import Partition
 from fedmend.engines.base import EngineBase, Watch
@@ -29,6 +29,7 @@ from fedmend.federation import Schema, SiloBase
 from fedmend.graph import Graph, is_sparse
 from fedmend.methods import Method
 from fedmend.models.backbones import Backbone, ModelShape
+from fedmend.node_memory import NodeMemory
 from fedmend.privacy.ledger import Kind, Ledger
 from fedmend.reports import record as records
 
@@ -62,6 +63,7 @@ class Result:
     ledger: Ledger
     history: dict[str, dict[int, dict[str, float]]]
     record: dict[str, Any] = field(repr=False)
+    memory: NodeMemory | None = field(default=None, repr=False)
 
     @property
     def accuracy(self) -> float:
@@ -94,12 +96,21 @@ class Result:
         )
 
     def predict(self, graph: Graph, silo: str | None = None) -> Prediction:
-        """Predict every node of a graph, seen in training or not."""
-        return predict_with(self.model_of(silo), self.label_names, graph)
+        """Predict every node of a graph, seen in training or not.
+
+        silo: whose model predicts, where there is one per silo; and whose nodes the graph's are,
+            where nodes bring something along (FedGGR): those with ids of before bring what they
+            got in training, new ones get theirs now.
+        """
+        model = self.model_of(silo)
+        if self.memory is None or silo is None:
+            return predict_with(model, self.label_names, graph)
+        return predict_remembering(self.memory, self.record, model, silo, graph)
 
     def save(self, folder: str | Path) -> Path:
         """Write the run's folder (see `fedmend.reports.record`)."""
         path = Path(folder)
+        node_memory.write(path, self.memory)
         records.write_run(path, self.record, self.weights, self.own, self.ledger)
         return path
 
@@ -132,6 +143,21 @@ def predict_with(model: Backbone, label_names: tuple[str, ...], graph: Graph) ->
             f"{model.shape.num_features}"
         )
     return Prediction(graph.node_ids, label_names, predict(model, graph))
+
+
+def predict_remembering(
+    memory: NodeMemory, record: Mapping[str, Any], model: Backbone, silo: str, graph: Graph
+) -> Prediction:
+    """Predict a silo's graph as it is now, with what the run remembers of its nodes."""
+    chosen, settings = choose(record["method"], record["settings"])
+    if silo not in memory.ids:
+        raise UnknownNameError("silo", silo, memory.ids)
+    label_names = tuple(record["label_names"])
+    plain = predict_with(model, label_names, graph)  # checks that the graph fits
+    if chosen.predict_silo is None:
+        return plain
+    found = chosen.predict_silo(memory, settings, int(record["seed"]), model, silo, graph)
+    return replace(plain, probabilities=found)
 
 
 def train(
@@ -272,8 +298,19 @@ def train(
     record["privacy"] = chosen.privacy(config, facts)
     record["generator"] = _generated(engine.silos, silos)
     record["bytes"].update(_inside_silos(engine.silos))
-    names = schema.label_names
-    result = Result(chosen, shape, names, weights, own, scores, ledger, engine.history, record)
+    memory = _memory(engine, graphs)
+    result = Result(
+        chosen,
+        shape,
+        schema.label_names,
+        weights,
+        own,
+        scores,
+        ledger,
+        engine.history,
+        record,
+        memory,
+    )
     if folder is not None:
         result.save(folder)
     return result
@@ -338,6 +375,14 @@ def make_record(
             "machine": platform.machine(),
         },
     }
+
+
+def _memory(engine: InProcess[Any], graphs: Mapping[str, Graph]) -> NodeMemory | None:
+    if not engine.remembered:
+        return None
+    silos = {name: silo.remembered() for name, silo in engine.silos.items()}
+    ids = {name: graph.node_ids for name, graph in sorted(graphs.items())}
+    return NodeMemory(engine.remembered, silos, ids)
 
 
 def _inside_silos(silos: Mapping[str, SiloBase]) -> dict[str, Any]:

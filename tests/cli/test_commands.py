@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -157,6 +158,39 @@ def test_partition_check_run_predict(fedmend: Command, tmp_path: Path) -> None:
     assert parquet.returncode == 0, parquet.stderr
     table = pq.read_table(tmp_path / "p.parquet").to_pydict()
     assert table["label"] == [row["label"] for row in rows]
+
+
+def test_predict_nodes_that_came_after_training(fedmend: Command, tmp_path: Path) -> None:
+    assert fedmend("partition", "cora", "now", "--silos", "3", "--format", "csv").returncode == 0
+    shutil.copytree(tmp_path / "now", tmp_path / "before")
+    nodes, edges = (tmp_path / "before/silo-1" / name for name in ("nodes.csv", "edges.csv"))
+    *lines, one, two = nodes.read_text().splitlines()
+    nodes.write_text("\n".join(lines) + "\n")
+    gone = {one.split(",")[0], two.split(",")[0]}
+    kept = [line for line in edges.read_text().splitlines() if not set(line.split(",")) & gone]
+    edges.write_text("\n".join(kept) + "\n")
+    small = ("--rounds", "2", "--set", "autoencoder_epochs=2", "--set", "autoencoder_rounds=1")
+    run = fedmend("run", "fedggr", "--dataset", "before", *small, "--out", "run")
+    assert run.returncode == 0, run.stderr
+    which = ("predict", "run", "--graph", "now/silo-1", "--out", "p.csv")
+    told = fedmend(*which, "--silo", "silo-1")
+    assert told.returncode == 0, told.stderr
+    assert "2 of them are new" in told.stdout
+    with (tmp_path / "p.csv").open() as file:
+        assert [row["id"] for row in csv.DictReader(file)][-2:] == [
+            one.split(",")[0],
+            two.split(",")[0],
+        ]
+    done = json.loads(fedmend(*which, "--silo", "silo-1", "--json").stdout)
+    assert (done["new"], done["silo"], done["nodes"]) == (2, "silo-1", len(lines) + 1)
+    assert "did you mean 'silo-1'" in fedmend(*which, "--silo", "silo1").stderr
+    alone = fedmend(*which)
+    assert alone.returncode == 0, alone.stderr
+    assert "name the silo they belong to" in alone.stdout
+    (tmp_path / "run/nodes.safetensors").write_bytes(b"damaged")
+    damaged = fedmend(*which, "--silo", "silo-1")
+    assert damaged.returncode == 2
+    assert "nodes.safetensors does not hold" in damaged.stderr
 
 
 def test_partition_by_an_ownership_column(fedmend: Command, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedmend import node_memory
 from fedmend.data.partition import Partition
 from fedmend.data.sampling import whole_graph_hop
 from fedmend.engines.base import Interrupted, Moment, Watch
 from fedmend.engines.inprocess import Fault, InProcess
-from fedmend.errors import DataError, FederationError
+from fedmend.errors import DataError, FederationError, FileFormatError, UnknownNameError
+from fedmend.evaluation.evaluate import predict
 from fedmend.federation import Schema
 from fedmend.graph import Graph
 from fedmend.methods import fedavg, fedggr
@@ -37,7 +40,7 @@ from fedmend.models.backbones import build
 from fedmend.models.features import Features
 from fedmend.models.learned_graph import LearnedGraph, Pairs
 from fedmend.parts.neighbour_search import nearest_neighbours
-from fedmend.run import Result, train
+from fedmend.run import Result, predict_remembering, train
 from tests.tiny import same_weights, tiny_graph, tiny_partition
 
 SMALL: dict[str, Any] = {
@@ -542,7 +545,8 @@ def grown(graph: Graph, new: int) -> Graph:
     x = torch.randn(new, graph.num_features, generator=torch.Generator().manual_seed(5))
     edges = [(graph.num_nodes + number, number) for number in range(new)]
     ends = np.concatenate([np.asarray(graph.edges), np.array(edges).T], axis=1)
-    return Graph(torch.cat([graph.x, x]), ends, label_names=graph.label_names)
+    ids = np.concatenate([graph.node_ids, 1000 + np.arange(new)])
+    return Graph(torch.cat([graph.x, x]), ends, node_ids=ids, label_names=graph.label_names)
 
 
 @pytest.mark.parametrize("aggregation", ["fedavg", "fedper"])
@@ -584,6 +588,46 @@ def test_new_nodes_are_embedded_inserted_and_predicted(aggregation: str) -> None
     model.load_state_dict(weights)
     scores = model(Features(graph.x), [whole_graph_hop(graph)] * 2, None, rows.detach())
     torch.testing.assert_close(silo.predicted, torch.softmax(scores[20:], 1).detach())
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"autoencoder_rounds": 2}, {"aggregation": "fedper"}, {"embedding_noise": 0.1}]
+)
+def test_a_saved_run_predicts_as_the_federation_does(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    settings = FedGGRSettings(**{**SMALL, **changed})
+    with federation(settings) as engine:
+        memory = fedggr.learn(engine, settings)
+        silo = engine.silos["silo-1"]
+        graph = grown(silo.graph, 3)
+        silo.add_nodes(graph)
+        fedggr.predict_new(engine, settings, memory, ["silo-1"])
+        known = silo.mended_embeddings()
+    result = train("fedggr", PARTITION, out=tmp_path, **{**SMALL, **changed})
+    model = result.model_of("silo-1")
+    now = result.predict(graph, "silo-1").probabilities
+    noisy = "embedding_noise" in changed  # every upload draws its own
+    if not noisy:
+        torch.testing.assert_close(now[20:], silo.predicted)
+    assert known is not None
+    old = torch.cat([known, torch.zeros(3, 4)])
+    torch.testing.assert_close(now[:20], predict(model, graph, old)[:20])
+    # From the folder, with the nodes in another order: ids tell who is who.
+    saved = node_memory.read(tmp_path)
+    assert saved is not None
+    order = torch.randperm(23, generator=torch.Generator().manual_seed(3))
+    moved = predict_remembering(saved, result.record, model, "silo-1", graph.subgraph(order))
+    same = order < 20 if noisy else order < 23
+    torch.testing.assert_close(moved.probabilities[same], now[order][same])
+    with pytest.raises(UnknownNameError, match="did you mean 'silo-1'"):
+        predict_remembering(saved, result.record, model, "silo1", graph)
+    less = replace(saved, server={"embeddings": saved.server["embeddings"]})
+    with pytest.raises(FileFormatError, match="does not fit its settings"):
+        predict_remembering(less, result.record, model, "silo-1", graph)
+    # Another run in the same folder takes it away with it.
+    train("fedggr", PARTITION, out=tmp_path, **{**SMALL, "global_width": 0})
+    assert node_memory.read(tmp_path) is None
 
 
 def test_inserting_where_there_were_few_nodes() -> None:

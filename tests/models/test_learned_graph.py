@@ -94,14 +94,19 @@ def test_duplicate_and_zero_embeddings() -> None:
 
 
 def test_pairs_are_a_symmetric_operator() -> None:
-    neighbours = torch.tensor([[0, 2], [1, 2], [2, 0], [3, 0]])
+    neighbours = torch.tensor([[0, 2], [1, 2], [2, 0], [3, 0], [4, 4]])
     pairs = Pairs(neighbours)
-    values = torch.arange(8.0).view(4, 2)
-    matrix = torch.zeros(4, 4)
-    for row in range(4):
-        for place in range(2):
-            matrix[row, pairs.columns[row, place]] += values[row, place]
-    x = drawn(4).float()
-    torch.testing.assert_close(pairs.times(values, x), (matrix + matrix.T) @ x / 2)
-    torch.testing.assert_close(pairs.row_sums(values), (matrix + matrix.T).sum(1) / 2)
-    torch.testing.assert_close(pairs.dots(x, 2 * x), (x @ (2 * x).T).gather(1, pairs.columns))
+    ends = list(zip(pairs.left.tolist(), pairs.right.tolist(), strict=True))
+    assert ends == [(0, 0), (0, 2), (0, 3), (1, 1), (1, 2), (2, 2), (3, 3), (4, 4)]
+    # 0 and 2 have chosen each other, 4 itself twice, the others once each.
+    assert pairs.share.tolist() == [0.5, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5, 1.0]
+    values = torch.arange(1.0, 9.0)
+    matrix = torch.zeros(5, 5)
+    for value, (left, right) in zip(values, ends, strict=True):
+        matrix[left, right] += value
+        matrix[right, left] += value
+    x = drawn(5).float()
+    torch.testing.assert_close(pairs.times(values, x), matrix @ x)
+    torch.testing.assert_close(pairs.row_sums(values), matrix.sum(1))
+    expected = torch.stack([x[left] @ (2 * x[right]) for left, right in ends])
+    torch.testing.assert_close(pairs.dots(x, 2 * x), expected)

@@ -18,7 +18,10 @@ def predict(
     ),
     silo: Annotated[
         str | None,
-        typer.Option("--silo", help="Whose model to use, for methods with a model per silo."),
+        typer.Option(
+            "--silo",
+            help="Whose nodes these are: for methods with a model per silo, and for fedggr.",
+        ),
     ] = None,
     json: common.JsonOption = False,
 ) -> None:
@@ -31,9 +34,15 @@ def predict(
         common.print_json(done)
         return
     console = common.out_console()
-    whose = "the shared model" if done["silo"] is None else f"{done['silo']}'s own model"
+    whose = "the shared model" if done["shared_model"] else f"{done['silo']}'s own model"
     console.print(
         f"{done['nodes']} nodes predicted with {whose} of {done['method']}: {out}", soft_wrap=True
     )
+    if done["new"] is not None:
+        console.print(f"{done['new']} of them are new to {done['silo']} since training.")
+    if done["alone"]:
+        console.print(
+            f"Their rows of {done['method']} were left out: name the silo they belong to (--silo)."
+        )
     if done["accuracy"] is not None:
         console.print(f"Of {done['labelled']} nodes with a known label {done['accuracy']:.1%} fit.")

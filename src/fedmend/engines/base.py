@@ -113,6 +113,7 @@ class EngineBase(Federation[S]):
         self.ledger = Ledger()
         self.history: dict[str, dict[int, dict[str, float]]] = {}
         self.sentences: list[str] = []
+        self.remembered: dict[str, torch.Tensor] = {}
         self.timings = Timings()
         self._phase, self._round, self._of = "set-up", 0, 0
         self._finished: list[str] = []
@@ -180,6 +181,9 @@ class EngineBase(Federation[S]):
             self.sentences.append(sentence)
             if self.watch.on_sentence:
                 self.watch.on_sentence(sentence)
+
+    def remember(self, known: Mapping[str, torch.Tensor]) -> None:
+        self.remembered = {key: value.detach() for key, value in known.items()}
 
     # Transport
 

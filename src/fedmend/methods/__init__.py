@@ -92,6 +92,16 @@ class Method:
         return self._load("privacy")(settings, facts) if self._has("privacy") else None
 
     @property
+    def predict_silo(self) -> Callable[..., Tensor] | None:
+        """Predicts a silo's nodes, also new ones, with what a run remembers; None: needs nothing.
+
+        Takes the run's `NodeMemory`, settings, seed and model, the silo's name, and its graph.
+        """
+        module = importlib.import_module(f"fedmend.methods.{self.module}")
+        found: Callable[..., Tensor] | None = getattr(module, "predict_silo", None)
+        return found
+
+    @property
     def server(self) -> Callable[[Any, Any], dict[str, Tensor] | None]:
         found: Callable[[Any, Any], dict[str, Tensor] | None] = self._load("server")
         return found

@@ -46,16 +46,18 @@ from torch import Tensor
 
 from fedmend.config import setting
 from fedmend.data.sampling import Hop, whole_graph_hop
-from fedmend.errors import DataError, FederationError
+from fedmend.errors import DataError, FederationError, FileFormatError
+from fedmend.evaluation.evaluate import predict
 from fedmend.federation import Federation, Nothing, Schema, message
 from fedmend.graph import Graph
 from fedmend.methods import fedavg
 from fedmend.methods.fedavg import Validation, share_right
 from fedmend.methods.fedprox import pull_towards
 from fedmend.models.autoencoder import GraphAutoencoder
-from fedmend.models.backbones import ModelShape, build
+from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.features import Features
 from fedmend.models.learned_graph import LearnedGraph, Pairs
+from fedmend.node_memory import NodeMemory
 from fedmend.parts.aggregation import weighted_mean
 from fedmend.parts.local_training import AdjustGradients, LocalTraining
 from fedmend.parts.nearest import squared_norms
@@ -434,6 +436,13 @@ class Silo(fedavg.Silo):
             raise FederationError(f"{self.name} has no new nodes: give it some by add_nodes")
         return self.grown
 
+    def remembered(self) -> dict[str, Tensor]:
+        known = {} if self.best_rows is None else {"rows": self.best_rows}
+        if self.autoencoder is not None and not self.settings.autoencoder_rounds:
+            weights = self.autoencoder.weights()
+            known.update({f"autoencoder/{key}": value for key, value in weights.items()})
+        return known
+
     # Saving
 
     def state(self) -> dict[str, Tensor]:
@@ -526,7 +535,10 @@ class GlobalModule:
         if due or len(memory.neighbours) != len(embeddings):
             with torch.no_grad():
                 points = self.module.points(embeddings)
-            memory.neighbours = chosen_neighbours(points, self._settings)
+            if not bool(torch.isfinite(points).all()):
+                raise FederationError("the learned graph diverged; try a smaller lr")
+            # What was found before is nearly what will be: a search that starts from it is short.
+            memory.neighbours = chosen_neighbours(points, self._settings, memory.neighbours)
             self._pairs = None
             return True
         return False
@@ -587,10 +599,11 @@ class GlobalModule:
         return float((silo[others] != silo[:, None]).float().mean())
 
 
-def chosen_neighbours(points: Tensor, settings: FedGGRSettings) -> Tensor:
+def chosen_neighbours(points: Tensor, settings: FedGGRSettings, guess: Tensor) -> Tensor:
     """Each node and its k nearest others, by the search that the settings name."""
-    search = nearest_neighbours if settings.search == "exact" else indexed_neighbours
-    return search(points, settings.neighbours)
+    if settings.search == "index":
+        return indexed_neighbours(points, settings.neighbours)
+    return nearest_neighbours(points, settings.neighbours, guess)
 
 
 def check_rows(silo: str, what: str, rows: Tensor, count: int | None, width: int) -> None:
@@ -626,6 +639,8 @@ def learn(silos: Federation[Silo], settings: FedGGRSettings) -> Memory:
         if settings.global_width:
             messages = _rows_for(silos, settings, memory.best, memory.best_rows)
             silos.ask_each(Silo.keep, messages).enough(settings.min_silos)
+    if settings.global_width:
+        silos.remember(remembered(memory))
     return memory
 
 
@@ -777,19 +792,76 @@ def predict_new(
     replies = silos.ask(Silo.share_new_embeddings, Nothing(), names).enough(1)
     for name, reply in replies.items():
         check_rows(name, "embeddings", reply.embeddings, None, settings.embedding)
-    module = GlobalModule(settings, replace(memory, module=memory.best_module, optimizer={}))
-    old = module.embeddings
-    everyone = torch.cat([old, *(reply.embeddings for reply in replies.values())])
-    with torch.no_grad():
-        points = module.module.points(everyone)
-        chosen = inserted(points, memory.best_neighbours, settings.neighbours)
-        rows = module.module(everyone, Pairs(chosen))[len(old) :]
+    new = torch.cat([reply.embeddings for reply in replies.values()])
+    rows = new_rows(settings, remembered(memory), new)
     parts = torch.split(rows, [len(reply.embeddings) for reply in replies.values()])
     messages = {
         name: GlobalRows(memory.best, part.clone(), part[:0])
         for name, part in zip(replies, parts, strict=True)
     }
     silos.ask_each(Silo.predict_new, messages).enough(1)
+
+
+def remembered(memory: Memory) -> dict[str, Tensor]:
+    """What the server needs again for new nodes."""
+    return {
+        "embeddings": torch.cat(list(memory.embeddings.values())),
+        "neighbours": memory.best_neighbours,
+        **{f"module/{key}": value.detach() for key, value in memory.best_module.items()},
+        **{f"autoencoder/{key}": value for key, value in memory.autoencoder.items()},
+    }
+
+
+def new_rows(settings: FedGGRSettings, known: Mapping[str, Tensor], new: Tensor) -> Tensor:
+    """Rows of Z_glob of nodes that came after training, from their embeddings."""
+    module = LearnedGraph(
+        settings.embedding,
+        settings.global_hidden,
+        settings.global_width,
+        None,
+        background=settings.background,
+    )
+    module.load_state_dict(_under("module/", known), assign=True)
+    old = known["embeddings"]
+    everyone = torch.cat([old, new])
+    with torch.no_grad():
+        points = module.points(everyone)
+        chosen = inserted(points, known["neighbours"], settings.neighbours)
+        rows: Tensor = module(everyone, Pairs(chosen))[len(old) :]
+    return rows
+
+
+def predict_silo(
+    memory: NodeMemory,
+    settings: FedGGRSettings,
+    seed: int,
+    model: Backbone,
+    silo: str,
+    graph: Graph,
+) -> Tensor:
+    """Class probabilities of a silo's nodes, on its graph as it is now, from a saved run.
+
+    Nodes of before have their rows of the best round, new ones are inserted as by `predict_new`.
+    """
+    own, known = memory.silos[silo], memory.server
+    try:
+        place = torch.from_numpy(memory.places(silo, graph.node_ids))
+        new = torch.nonzero(place < 0)[:, 0]
+        rows = torch.zeros(graph.num_nodes, settings.global_width)
+        if "rows" in own:
+            rows[place >= 0] = own["rows"][place[place >= 0]]
+        if len(new):
+            encoder = AutoencoderTraining(silo, graph, settings, seed)
+            encoder.load({**_under("autoencoder/", known), **_under("autoencoder/", own)})
+            noise = stream(seed, silo, "privacy noise on new nodes")
+            clip, sigma = settings.embedding_clip, settings.embedding_noise
+            embeddings = noised(encoder.encode()[new], clip, sigma, noise)
+            rows[new] = new_rows(settings, known, embeddings)
+    except (LookupError, RuntimeError) as error:
+        raise FileFormatError(
+            f"what the run remembers of {silo}'s nodes does not fit its settings: {error}"
+        ) from error
+    return predict(model, graph, rows)
 
 
 def inserted(points: Tensor, neighbours: Tensor, k: int) -> Tensor:

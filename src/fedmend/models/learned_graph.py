@@ -23,21 +23,30 @@ BACKGROUND = math.exp(-SLOPE)
 
 
 class Pairs:
-    """The chosen pairs (node, neighbour) as a fixed pattern, and products of matrices on it.
+    """The pairs of nodes of which one has chosen the other, each once, and products over them.
 
-    neighbours: N x m, whom each node has chosen. A matrix on the pattern is its N x m values.
+    Similarity has no direction, and of what nodes give to those they chose (S) only
+    1/2 (S + S^T) is needed: a pair has one value, however many of the two have chosen.
+
+    neighbours: N x m, whom each node has chosen. left, right: the pairs' ends, also of a node with
+    itself. share: half of how often the one has chosen the other.
     """
 
     def __init__(self, neighbours: Tensor) -> None:
-        self.nodes, self.count = neighbours.shape
-        # Sorted columns: what the kernels read in order they read faster.
-        self.columns = neighbours.sort(dim=1).values
-        self._ends = torch.arange(0, self.nodes * self.count + 1, self.count)
-        flat = self.columns.reshape(-1)
-        self._flipped = torch.argsort(flat, stable=True)
-        self._flipped_columns = self._flipped // self.count
-        chosen_by = torch.bincount(flat, minlength=self.nodes)
-        self._flipped_ends = torch.cat([chosen_by.new_zeros(1), chosen_by.cumsum(0)])
+        self.nodes = nodes = len(neighbours)
+        chooser = torch.arange(nodes)[:, None].expand_as(neighbours)
+        keys = torch.minimum(chooser, neighbours) * nodes + torch.maximum(chooser, neighbours)
+        keys, chosen = torch.unique_consecutive(keys.view(-1).sort().values, return_counts=True)
+        self.left, self.right = keys // nodes, keys % nodes
+        self.share = 0.5 * chosen
+        self._left_ends = _ends(self.left, nodes)
+        # Both directions, by the first end: a pair is a row's neighbour to the right or the left.
+        pair = torch.arange(len(keys)).repeat(2)
+        first, second = torch.cat([self.right, self.left]), torch.cat([self.left, self.right])
+        # Stable, and those to the left came first: a row's columns rise.
+        order = torch.argsort(first, stable=True)
+        self._pair, self._columns = pair[order], second[order]
+        self._row_ends = _ends(first, nodes)
 
     def _csr(self, ends: Tensor, columns: Tensor, values: Tensor) -> Tensor:
         # The indices come from this class: checking them at every product costs more than it.
@@ -46,26 +55,27 @@ class Pairs:
         )
 
     def times(self, values: Tensor, dense: Tensor) -> Tensor:
-        """1/2 (S + S^T) dense, for the matrix S of these values."""
-        flat = values.reshape(-1)
-        straight = SparseMatrix(self._csr(self._ends, self.columns.reshape(-1), flat))
-        flipped = self._csr(self._flipped_ends, self._flipped_columns, flat[self._flipped])
-        return straight.times(dense).add_(SparseMatrix(flipped).times(dense)).mul_(0.5)
+        """(U + U^T) dense, for the matrix U that has these values at (left, right)."""
+        matrix = self._csr(self._row_ends, self._columns, values[self._pair])
+        return SparseMatrix(matrix).times(dense)
 
     def row_sums(self, values: Tensor) -> Tensor:
-        """1/2 (S + S^T) 1."""
-        received = values.new_zeros(self.nodes).index_add(
-            0, self.columns.reshape(-1), values.reshape(-1)
-        )
-        return 0.5 * (values.sum(1) + received)
+        """(U + U^T) 1."""
+        zeros = values.new_zeros(self.nodes)
+        return zeros.index_add(0, self.left, values).index_add(0, self.right, values)
 
-    def dots(self, left: Tensor, right: Tensor) -> Tensor:
-        """left_i . right_j of every pair."""
-        empty = left.new_zeros(self.nodes * self.count)
-        pattern = self._csr(self._ends, self.columns.reshape(-1), empty)
-        product = torch.sparse.sampled_addmm(pattern, left, right.T, beta=0.0)
-        values: Tensor = product.values()
-        return values.view(self.nodes, self.count)
+    def dots(self, one: Tensor, other: Tensor) -> Tensor:
+        """one_left . other_right of every pair."""
+        empty = one.new_zeros(len(self.left))
+        pattern = self._csr(self._left_ends, self.right, empty)
+        values: Tensor = torch.sparse.sampled_addmm(pattern, one, other.T, beta=0.0).values()
+        return values
+
+
+def _ends(rows: Tensor, count: int) -> Tensor:
+    """Where each row of a CSR matrix begins, and where the last one ends."""
+    lengths = torch.bincount(rows, minlength=count)
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
 class _Similarity(torch.autograd.Function):
@@ -81,11 +91,11 @@ class _Similarity(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (points,) = ctx.saved_tensors
         # d/dh of sum g_ij h_i . h_j = (G + G^T) h.
-        return 2.0 * ctx.pairs.times(grads[0].contiguous(), points), None
+        return ctx.pairs.times(grads[0].contiguous(), points), None
 
 
 class _Symmetric(torch.autograd.Function):
-    """1/2 (S + S^T) x, differentiable in the values of S and in x."""
+    """(U + U^T) x, differentiable in the values of U and in x."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, x: Tensor, pairs: Pairs) -> Tensor:
@@ -97,7 +107,7 @@ class _Symmetric(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         values, x = ctx.saved_tensors
         gradient, pairs = grads[0].contiguous(), ctx.pairs
-        of_values = 0.5 * (pairs.dots(gradient, x) + pairs.dots(x, gradient))
+        of_values = pairs.dots(gradient, x).add_(pairs.dots(x, gradient))
         of_x = pairs.times(values, gradient) if ctx.needs_input_grad[1] else None
         return of_values, of_x, None
 
@@ -107,7 +117,8 @@ class Adjacency:
 
     def __init__(self, values: Tensor, pairs: Pairs, background: float) -> None:
         # P is `values` on the pairs and `background` elsewhere: a sparse part and a constant one.
-        self._above, self._pairs, self._background = values - background, pairs, background
+        self._above, self._pairs = pairs.share * (values - background), pairs
+        self._background = background
         degree = pairs.row_sums(self._above) + background * pairs.nodes
         self._scale = degree.clamp(min=torch.finfo(degree.dtype).tiny).rsqrt()[:, None]
 

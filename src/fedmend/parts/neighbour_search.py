@@ -1,65 +1,235 @@
 """The k most similar rows of every row by cosine: in tiles, in O(N k) memory.
 
-The exact search multiplies each pair of blocks once, since similarity is symmetric, and its tile
-serves the rows of both: half the products of a plain search. The index (faiss, an optional extra)
-looks at some of the pairs only and is for graphs where even half of all of them are too many.
+The exact search asks of every pair once whether it can matter, and looks closer at the few that
+can. What it takes is a lower bound for every row's k-th similarity: from a guess of its neighbours
+(last round's are nearly this round's), or from a sample of all rows. A pair matters if it reaches
+the lower of its two rows' bounds. Rows are sorted by them, so that one comparison tells.
+
+Whether a pair *can* reach it takes only a part of its products: the rows are turned onto their
+main axes, and by Cauchy and Schwarz the similarity is at most the product over the first axes plus
+that of the two lengths that are left, which is one more axis. How many axes pay is estimated on a
+sample. Nothing of this changes what is found.
+
+The index (faiss, an optional extra) looks at some of the pairs only and is for graphs where even
+that is too much.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+import fedmend.graph  # noqa: F401  # has torch say once, in silence, that CSR matrices are new
 from fedmend.errors import SettingsError
 
-TILE = 2048
+TILE = 1024
 """Rows and columns of similarities held at a time."""
+SAMPLED = 4096
+"""Rows that every row is compared with where there is no guess of its neighbours."""
+TRIED = 256
+"""Rows on which the number of axes is chosen."""
+PAIRS = 2**22
+"""Pairs that may wait before each row keeps its best of them."""
+CLOSER_LOOK = 16
+"""What a pair's similarity costs by itself, over one in a tile (measured)."""
+AXES = 16
+"""Numbers of axes are multiples of this one: products of others take longer than more axes."""
 PROBED = 16
 """Groups of the index that a row looks into."""
 
+Each = Callable[..., Iterable[Any]]
+"""`map`, or one that does several at a time."""
+
 
 @torch.no_grad()
-def nearest_neighbours(points: Tensor, k: int) -> Tensor:
+def nearest_neighbours(points: Tensor, k: int, guess: Tensor | None = None) -> Tensor:
     """For every row of unit length (or zero) itself and its k most similar other rows, exactly.
 
     Gives N x (min(k, N - 1) + 1) indices: the row itself first, then others by falling similarity.
+    guess: such indices from before; the better they are the quicker the search.
     """
     nodes = len(points)
     itself = torch.arange(nodes)[:, None]
     k = min(k, nodes - 1)
     if k < 1:
         return itself
-    best = _Best(points, k)
-    blocks = torch.split(points, TILE)
-    for i, rows in enumerate(blocks):
-        for j in range(i, len(blocks)):
-            similar = rows @ blocks[j].T
-            if i == j:
-                similar.fill_diagonal_(-math.inf)
-            best.consider(similar, i * TILE, j * TILE)
-            if i != j:
-                best.consider(similar.T.contiguous(), j * TILE, i * TILE)
-    return torch.cat([itself, best.columns], dim=1)
+    with _side_by_side() as each:
+        if guess is None or guess.shape != (nodes, k + 1):
+            least, columns = _nearest_of_sample(points, k, each)
+            if columns is not None:
+                return torch.cat([itself, columns], dim=1)
+        else:
+            ends = torch.arange(0, nodes * k + 1, k)
+            least = _dots(points, points, ends, guess[:, 1:].reshape(-1)).view(nodes, k).amin(1)
+        # Products are rounded in an order of their own each: what misses by less may still belong.
+        least = least - 4 * points.shape[1] * torch.finfo(points.dtype).eps
+        order = torch.argsort(least, descending=True)
+        best = _search(points[order], least[order], k, each)
+    columns = torch.empty_like(best)
+    columns[order] = order[best]
+    return torch.cat([itself, columns], dim=1)
+
+
+def _nearest_of_sample(points: Tensor, k: int, each: Each) -> tuple[Tensor, Tensor | None]:
+    """Every row's k-th similarity in a sample of the others; with the columns if it is all."""
+    nodes = len(points)
+    count = min(nodes, max(SAMPLED, 2 * k + 2))
+    chosen = torch.arange(count) * nodes // count
+    sample = points[chosen]
+    place = torch.full((nodes,), -1)
+    place[chosen] = torch.arange(count)
+
+    def best_of_block(start: int) -> tuple[Tensor, Tensor]:
+        similar = points[start : start + TILE] @ sample.T
+        own = place[start : start + TILE]
+        rows = torch.nonzero(own >= 0)[:, 0]
+        similar[rows, own[rows]] = -math.inf
+        values, found = similar.topk(k, dim=1)
+        return values[:, -1], found
+
+    least, columns = zip(*each(best_of_block, range(0, nodes, TILE)), strict=True)
+    return torch.cat(least), torch.cat(columns) if count == nodes else None
+
+
+def _search(points: Tensor, least: Tensor, k: int, each: Each) -> Tensor:
+    """The k most similar others of every row; `least`: what they reach, falling from row to row."""
+    short = _shortened(points, least)
+    exact = short is points
+    best = _Best(points, least, k)
+    blocks = torch.split(short, TILE)
+    bounds = torch.split(least, TILE)
+
+    def reached(i: int, j: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The pairs of a tile that can matter: rows, columns, similarities."""
+        similar = blocks[i] @ blocks[j].T
+        # Of a pair of this tile, the column's bound is the lower one.
+        enough = similar >= bounds[j]
+        if i == j:
+            enough.triu_(1)
+        # Of few true ones numpy makes a list ten times as quickly as torch.
+        place = torch.from_numpy(np.flatnonzero(enough.numpy()))
+        row = place // similar.shape[1]
+        column = place - row * similar.shape[1] + j * TILE
+        if exact:
+            found = similar.view(-1)[place]
+        else:
+            ends = torch.searchsorted(row, torch.arange(len(similar) + 1))
+            found = _dots(points[i * TILE :][:TILE], points, ends, column)
+        return row + i * TILE, column, found
+
+    for i in range(len(blocks)):
+        for found in each(partial(reached, i), range(i, len(blocks))):
+            best.consider(*found)
+    return best.columns()
+
+
+@contextmanager
+def _side_by_side() -> Iterator[Each]:
+    """A `map` over tiles with as many threads as torch has, each of which computes by itself.
+
+    Sharing every small product among threads has them wait for each other, and on a busy machine
+    for nothing else (five times the processor time, measured). And a tile that one thread computes
+    is the same for any number of them.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield map
+        return
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield pool.map
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _shortened(points: Tensor, least: Tensor) -> Tensor:
+    """Rows whose products are at least the similarities, with as few axes as pay; or the points."""
+    nodes, width = points.shape
+    if nodes <= TRIED:
+        return points
+    axes = torch.linalg.eigh(points.T @ points).eigenvectors.flip(1)
+    turned = points @ axes
+    rows = torch.arange(TRIED) * nodes // TRIED
+    columns = torch.arange(min(nodes, TILE)) * nodes // min(nodes, TILE)
+    lower = torch.minimum(least[rows][:, None], least[columns])
+    some, others = turned[rows], turned[columns]
+    chosen, lowest = width, float(width)
+    for count in range(AXES - 1, width - AXES, AXES):
+        bound = _upper_part(some, count) @ _upper_part(others, count).T
+        cost = count + 1 + float((bound >= lower).double().mean()) * CLOSER_LOOK * width
+        if cost < lowest:
+            chosen, lowest = count, cost
+    return points if chosen == width else _upper_part(turned, chosen)
+
+
+def _upper_part(turned: Tensor, count: int) -> Tensor:
+    """Some axes of every row, and the length that is left as one more."""
+    return torch.cat([turned[:, :count], turned[:, count:].norm(dim=1, keepdim=True)], dim=1)
+
+
+def _dots(rows: Tensor, points: Tensor, ends: Tensor, columns: Tensor) -> Tensor:
+    """The products of rows with some points each, as a CSR matrix lists them."""
+    size = (len(rows), len(points))
+    empty = points.new_zeros(len(columns))
+    listed = torch.sparse_csr_tensor(ends, columns, empty, size=size, check_invariants=False)
+    found: Tensor = torch.sparse.sampled_addmm(listed, rows, points.T, beta=0.0).values()
+    return found
 
 
 class _Best:
-    """The k most similar columns of every row so far."""
+    """The k most similar columns of every row so far, among pairs that are considered once each."""
 
-    def __init__(self, points: Tensor, k: int) -> None:
-        self._similar = points.new_full((len(points), k), -math.inf)
-        self.columns = torch.zeros(len(points), k, dtype=torch.int64)
+    def __init__(self, points: Tensor, least: Tensor, k: int) -> None:
+        nodes = len(points)
+        self._least, self._k = least.clone(), k
+        self._similar = points.new_full((nodes, k), -math.inf)
+        self._columns = torch.arange(nodes)[:, None].repeat(1, k)
+        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._count = 0
 
-    def consider(self, similar: Tensor, first_row: int, first_column: int) -> None:
-        """Take a tile of similarities into account."""
-        k = self._similar.shape[1]
-        rows = slice(first_row, first_row + len(similar))
-        values, columns = similar.topk(min(k, similar.shape[1]), dim=1)
-        values = torch.cat([self._similar[rows], values], dim=1)
-        columns = torch.cat([self.columns[rows], columns + first_column], dim=1)
-        self._similar[rows], kept = values.topk(k, dim=1)
-        self.columns[rows] = columns.gather(1, kept)
+    def consider(self, left: Tensor, right: Tensor, similar: Tensor) -> None:
+        """Take pairs into account, for both of their rows."""
+        for row, column in ((left, right), (right, left)):
+            enough = torch.nonzero(similar > self._least[row])[:, 0]
+            self._waiting.append((row[enough], column[enough], similar[enough]))
+            self._count += len(enough)
+        if self._count > PAIRS:
+            self._merge()
+
+    def columns(self) -> Tensor:
+        """What was found, by falling similarity."""
+        self._merge()
+        return self._columns
+
+    def _merge(self) -> None:
+        """Keep each row's k best of what it had and what was waiting."""
+        if not self._waiting:
+            return
+        row, column, similar = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+        self._waiting, self._count = [], 0
+        k = self._k
+        counts = torch.bincount(row, minlength=len(self._least))
+        rows = torch.nonzero(counts)[:, 0]
+        row = torch.cat([row, rows.repeat_interleave(k)])
+        column = torch.cat([column, self._columns[rows].view(-1)])
+        similar = torch.cat([similar, self._similar[rows].view(-1)])
+        # By row, and within it by falling similarity.
+        order = torch.argsort(similar, descending=True)
+        order = order[torch.argsort(row[order], stable=True)]
+        counts = counts[rows] + k
+        first = counts.cumsum(0) - counts
+        kept = order[(first[:, None] + torch.arange(k)).view(-1)].view(-1, k)
+        self._columns[rows], self._similar[rows] = column[kept], similar[kept]
+        self._least[rows] = torch.maximum(self._least[rows], self._similar[rows][:, -1])
 
 
 @torch.no_grad()
