@@ -66,6 +66,21 @@ def test_published_figures_are_figures() -> None:
                     assert each["std"] is None or 0 <= each["std"] < 0.5
 
 
+def test_a_row_may_differ_by_dataset() -> None:
+    text = GOOD.replace('["cora"]', '["cora", "pubmed"]')
+    text += "settings = { hidden = 8, lr = 0.1 }\ndataset-settings.pubmed = { hidden = 16 }\n"
+    plan = BenchPlan(parse("mine", text), {"rounds": 3})
+    found = {
+        cell.source.dataset: dict(cell.settings) for cell in plan.cells() if cell.method == "fedavg"
+    }
+    assert found == {
+        "cora": {"rounds": 3, "hidden": 8, "lr": 0.1},
+        "pubmed": {"rounds": 3, "hidden": 16, "lr": 0.1},
+    }
+    with pytest.raises(UnknownNameError, match="citeseer"):
+        parse("mine", text.replace("settings.pubmed", "settings.citeseer"))
+
+
 def test_a_suite_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(GOOD)
     suite = find(str(tmp_path / "mine.toml"))

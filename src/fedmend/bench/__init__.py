@@ -24,6 +24,7 @@ A suite is a TOML file; those of `suites/` come with the package, and a path nam
     label = "fedsage"               # the method's name if left out
     published = "fedsage"           # its name in published.json; the label if left out
     settings = { hidden = 64 }      # the method must know these
+    dataset-settings.cora = { }     # the same for one dataset
     between = ["local", "global"]   # other rows for this one; optional
 
 This module imports no torch, so that listing suites is instant.
@@ -57,6 +58,7 @@ class Row:
     settings: Mapping[str, Any] = field(default_factory=dict)
     evaluation: str | None = None
     between: tuple[str, str] | None = None
+    dataset_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -181,11 +183,13 @@ def parse(name: str, text: str) -> Suite:
     base = _one(where, values, "base", str, labels[0])
     if base not in labels:
         raise UnknownNameError(f"base of {where}", base, labels)
-    per_dataset = _one(where, values, "dataset-settings", dict, {})
-    for dataset, settings in per_dataset.items():
+    per_dataset = _by_dataset(where, values)
+    named = {
+        name for each in (per_dataset, *(row.dataset_settings for row in rows)) for name in each
+    }
+    for dataset in named:
         if dataset not in datasets:
             raise UnknownNameError(f"dataset of {where}", dataset, datasets)
-        _flat(f"{where}: dataset-settings.{dataset}", settings)
     paper = _one(where, values, "paper", str, None)
     if paper is not None and paper not in published()["tables"]:
         raise UnknownNameError(f"paper of {where}", paper, published()["tables"])
@@ -253,8 +257,17 @@ def _within(row: Row, labels: Collection[str]) -> Row:
     return row if row.between and set(row.between) <= set(labels) else replace(row, between=None)
 
 
+def _by_dataset(where: str, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    given = _one(where, values, "dataset-settings", dict, {})
+    return {
+        dataset: _flat(f"{where}: dataset-settings.{dataset}", settings)
+        for dataset, settings in given.items()
+    }
+
+
 def _row(where: str, values: Mapping[str, Any], between: tuple[str, str] | None) -> Row:
     known = {"method", "label", "published", "settings", "evaluation", "between"}
+    known.add("dataset-settings")
     for key in values:
         if key not in known:
             raise UnknownNameError(f"key of a row of {where}", key, known)
@@ -272,6 +285,7 @@ def _row(where: str, values: Mapping[str, Any], between: tuple[str, str] | None)
         settings=_flat(f"{where}: settings of {label}", values.get("settings", {})),
         evaluation=_one(where, values, "evaluation", str, None),
         between=_between(f"{where}, row {label}", values) or between,
+        dataset_settings=_by_dataset(f"{where}, row {label}", values),
     )
 
 

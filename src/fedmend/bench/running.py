@@ -104,7 +104,8 @@ class BenchPlan:
             **self.settings,
         }
         known = known_settings(row.method) - set(methods.find(row.method).fixed)
-        return {**{k: v for k, v in common.items() if k in known}, **row.settings}
+        own = {**row.settings, **row.dataset_settings.get(place.dataset, {})}
+        return {**{k: v for k, v in common.items() if k in known}, **own}
 
     def cells(self) -> list[Cell]:
         """All runs: table by table, and in each seed by seed, so that rows share the split."""
