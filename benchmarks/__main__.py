@@ -18,7 +18,6 @@ NAMES = {
     "mending_cost": "seconds, memory and bytes of FedSage+ and FedDEP",
     "fedggr": "FedGGR's table 2 beside FedAvg of three backbones, and what a round costs",
     "speed": "FedAvg's rounds beside a bare loop, OpenFGL and plain PyG",
-    "hifgl": "HiFGL's tables 3 and 4: from Local-MLP to Global, on random silos",
     "hifgl_speed": "HiFGL's seconds, memory and bytes, secret sharing on and off",
     "growth": "seconds and memory from 10 thousand to a million nodes",
     "startup": "how quickly the command line answers",
@@ -28,11 +27,11 @@ NAMES = {
 
 # Options that only some benchmarks heed: ignoring one in silence would mislead.
 HEEDED = {
-    "set": ("accuracy", "fedggr", "growth", "hifgl"),
-    "datasets": ("accuracy", "fedggr", "speed", "hifgl", "hifgl_speed"),
+    "set": ("accuracy", "fedggr", "growth"),
+    "datasets": ("accuracy", "fedggr", "speed", "hifgl_speed"),
     "methods": ("accuracy", "fedggr"),
     "silos": ("accuracy", "fedggr"),
-    "seeds": ("accuracy", "fedggr", "hifgl"),
+    "seeds": ("accuracy", "fedggr"),
 }
 
 
@@ -56,12 +55,12 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a setting (accuracy, growth, hifgl)",
+        help="a setting (accuracy, growth)",
     )
     parser.add_argument("--datasets", type=_words, help="only these datasets")
     parser.add_argument("--methods", type=_words, help="these instead (accuracy)")
     parser.add_argument("--silos", type=_numbers, help="these numbers of silos (accuracy)")
-    parser.add_argument("--seeds", type=int, help="how many seeds (accuracy, hifgl)")
+    parser.add_argument("--seeds", type=int, help="how many seeds (accuracy)")
     given = parser.parse_args(arguments)
     wrong = [name for name in given.names if name not in (*NAMES, "report")]
     if wrong:

@@ -402,87 +402,6 @@ def _fifth(row: Row, share: float) -> list[str]:
 
 # HiFGL
 
-HIFGL = {
-    "local-mlp": "Local-MLP",
-    "local": "Local",
-    "fedavg": "FedAvg",
-    "hifgl": "HiFGL, every neighbour heard",
-    "hifgl-minimum": "HiFGL, defaults",
-    "global": "Global",
-}
-HIFGL_GOAL = 0.005
-"""HiFGL may be so much below Global, and no more."""
-
-
-def _hifgl(result: Result, published: Result) -> list[str]:
-    settings, theirs = result["settings"], published["accuracy"]["hifgl"]
-    common = settings["common"]
-    parts = [
-        f"Tables 3 and 4 of the paper: {settings['silos']} random silos, 60/20/20, accuracy over "
-        "all test nodes with edges between silos in use (`cross-edges`), the round chosen on "
-        f"validation nodes. Every method: full batch, all neighbours, two layers of "
-        f"{common['hidden']}, Adam {common['lr']:g}, {common['rounds']} epochs, no dropout. Ours: "
-        "mean ± standard deviation (half-width of the 95% interval). Gain: Graph Information "
-        "Gain, 0% is Local-MLP, 100% Global. *Every neighbour heard* is the paper's setting "
-        "(`min_neighbours=1 input_min_neighbours=1`); the defaults are 2 and 3. The authors' "
-        "release picks the epoch on the test nodes.\n"
-    ]
-    for dataset in dict.fromkeys(row["dataset"] for row in result["rows"]):
-        rows = [row for row in result["rows"] if row["dataset"] == dataset]
-        seeds = len(rows[0]["by_seed"])
-        parts += [
-            f"### {_name(dataset)}, {seeds} seed(s)\n",
-            table(
-                ["", "ours", "gain", "published", "difference"],
-                [_hifgl_line(row, theirs[dataset]["5"]) for row in rows],
-            ),
-        ]
-    words = (
-        f"Goal: HiFGL (every neighbour heard) within {100 * HIFGL_GOAL:.1f} point of Global and at "
-        "or above the published figure.\n"
-    )
-    parts += ["### Against the goal\n", words, _hifgl_goal(result["rows"], theirs)]
-    return parts
-
-
-def _hifgl_label(name: str) -> str:
-    method, _, backbone = name.rpartition("-")
-    return HIFGL[name] if name in HIFGL else f"{HIFGL[method]}, {_name(backbone)}"
-
-
-def _hifgl_line(row: Row, theirs: Row) -> list[str]:
-    known = theirs.get(row["name"])
-    spread = f" ± {row['std']:.4f} ({row['interval']:.4f})" if len(row["by_seed"]) > 1 else ""
-    return [
-        _hifgl_label(row["name"]),
-        f"{row['mean']:.4f}{spread}",
-        "" if row["gain"] is None else f"{100 * row['gain']:.1f}%",
-        "" if known is None else f"{known['acc']:.4f} ± {known['std']:.4f}",
-        "" if known is None else f"{row['mean'] - known['acc']:+.4f}",
-    ]
-
-
-def _hifgl_goal(rows: Sequence[Row], theirs: Result) -> str:
-    means = {(row["dataset"], row["name"]): row["mean"] for row in rows}
-    lines = []
-    for (dataset, name), mean in means.items():
-        method, _, backbone = name.rpartition("-")
-        if method != "hifgl":
-            continue
-        whole = means[dataset, f"global-{backbone}"]
-        known = theirs[dataset]["5"][name]["acc"]
-        lines.append(
-            [
-                f"{_name(dataset)}, {_name(backbone)}",
-                f"{mean:.4f}",
-                f"{mean - whole:+.4f}",
-                met(whole - mean, HIFGL_GOAL),
-                f"{mean - known:+.4f}",
-                met(known, mean),
-            ]
-        )
-    return table(["", "HiFGL", "to Global", "", "to published", ""], lines)
-
 
 def _hifgl_speed(result: Result, _: Result) -> list[str]:
     settings = result["settings"]
@@ -778,7 +697,6 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "mending_cost": ("What mending costs", _mending_cost),
     "fedggr": ("FedGGR", _fedggr),
     "speed": ("Speed", _speed),
-    "hifgl": ("HiFGL: accuracy", _hifgl),
     "hifgl_speed": ("HiFGL: speed, memory and bytes", _hifgl_speed),
     "growth": ("Growth", _growth),
     "startup": ("Start-up", _startup),

@@ -193,6 +193,19 @@ def test_predict_nodes_that_came_after_training(fedmend: Command, tmp_path: Path
     assert "nodes.safetensors does not hold" in damaged.stderr
 
 
+def test_the_variable_leaves_the_bundled_cora_alone(fedmend: Command, tmp_path: Path) -> None:
+    """Somebody who keeps Planetoid's files for other datasets gets the same Cora as everybody."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "ind.cora.x").write_bytes(b"not to be read")
+    done = fedmend("datasets", env={"FEDMEND_DATA": str(tmp_path / "files")})
+    assert done.returncode == 0
+    cut = ("partition", "cora", "silos", "--silos", "3", "--split", "random")
+    assert fedmend(*cut).returncode == 0
+    chosen = fedmend(*cut[:2], "other", *cut[3:], "--data-root", str(tmp_path / "files"))
+    assert chosen.returncode == 2
+    assert "lacks" in chosen.stderr
+
+
 def test_partition_by_an_ownership_column(fedmend: Command, tmp_path: Path) -> None:
     folder = tmp_path / "graph"
     folder.mkdir()

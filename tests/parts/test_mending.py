@@ -49,7 +49,6 @@ def test_original_nodes_stay_as_they_are(sparse: bool) -> None:
     graph = tiny_graph(20, sparse=sparse)
     before = dense(graph.x).clone(), edge_set(graph)
     found = mended(graph, OWNERS, generated())
-    assert is_sparse(found.x) == sparse
     assert torch.equal(dense(found.x)[:20], before[0])
     assert torch.equal(dense(found.x)[20:], generated())
     inside = {(a, b) for a, b in edge_set(found) if a < 20 and b < 20}
@@ -58,6 +57,15 @@ def test_original_nodes_stay_as_they_are(sparse: bool) -> None:
     for name in ("y", "train_mask", "val_mask", "test_mask"):
         assert torch.equal(getattr(found, name)[:20], getattr(graph, name))
     assert found.label_names == graph.label_names
+
+
+def test_sparse_features_stay_sparse_where_that_is_smaller() -> None:
+    few = torch.zeros(30, 6)
+    few[:, 0] = 1.0
+    graph = Graph(few.to_sparse_csr(), tiny_graph(30).edges)
+    one, many = torch.tensor([3]), torch.arange(30)
+    assert is_sparse(mended(graph, one, torch.ones(1, 6)).x)
+    assert not is_sparse(mended(graph, many, torch.ones(30, 6)).x)
 
 
 @SPARSE

@@ -83,7 +83,9 @@ CheckpointOption = Annotated[
 ]
 DataRootOption = Annotated[
     str | None,
-    typer.Option("--data-root", envvar="FEDMEND_DATA", help="Folder with downloaded datasets."),
+    # FEDMEND_DATA is read where datasets are loaded: given as this option it would replace the
+    # bundled Cora.
+    typer.Option("--data-root", help="Folder with dataset files; FEDMEND_DATA names one too."),
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")

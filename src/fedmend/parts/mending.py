@@ -20,16 +20,19 @@ def mended(graph: Graph, owners: Tensor, features: Tensor) -> Graph:
     """The graph with one more node per row of `features`, joined to the node owners[i].
 
     The graph's own nodes keep their rows, features, edges, labels and roles; the new ones come
-    after them and have neither label nor role.
+    after them and have neither label nor role. Generated features have hardly a zero: where sparse
+    ones would take more memory with them than dense ones, they become dense.
     """
     if not len(owners):
         return graph
     nodes, new = graph.num_nodes, len(owners)
     added = features.detach()
-    if is_sparse(graph.x):
+    # A stored value of a sparse matrix takes 12 bytes, of a dense one 4.
+    sparse = is_sparse(graph.x)
+    if sparse and 3 * (graph.x.values().numel() + added.numel()) < (nodes + new) * added.shape[1]:
         x = sp.vstack([scipy_csr(graph.x), sp.csr_matrix(added.numpy())], format="csr")
     else:
-        x = torch.cat([graph.x, added])
+        x = torch.cat([graph.x.to_dense() if sparse else graph.x, added])
     edges = torch.cat([graph.edges, torch.stack([owners, torch.arange(nodes, nodes + new)])], 1)
     nobody = torch.zeros(new, dtype=torch.bool)
     return Graph(
