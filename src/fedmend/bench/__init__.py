@@ -119,9 +119,8 @@ class Suite:
                 if label not in by_label:
                     raise UnknownNameError(f"row of suite {self.name}", label, by_label)
             base = self.base if self.base in rows else rows[0]
-            kept = [by_label[label] for label in rows]
-            kept = [_within(row, rows) for row in kept]
-            chosen = replace(chosen, rows=tuple(kept), base=base)
+            kept = tuple(_within(by_label[label], rows) for label in rows)
+            chosen = replace(chosen, rows=kept, base=base)
         return chosen if seeds is None else replace(chosen, seeds=seeds)
 
 
@@ -184,10 +183,7 @@ def parse(name: str, text: str) -> Suite:
     if base not in labels:
         raise UnknownNameError(f"base of {where}", base, labels)
     per_dataset = _by_dataset(where, values)
-    named = {
-        name for each in (per_dataset, *(row.dataset_settings for row in rows)) for name in each
-    }
-    for dataset in named:
+    for dataset in [*per_dataset, *(name for row in rows for name in row.dataset_settings)]:
         if dataset not in datasets:
             raise UnknownNameError(f"dataset of {where}", dataset, datasets)
     paper = _one(where, values, "paper", str, None)
@@ -266,8 +262,9 @@ def _by_dataset(where: str, values: Mapping[str, Any]) -> dict[str, dict[str, An
 
 
 def _row(where: str, values: Mapping[str, Any], between: tuple[str, str] | None) -> Row:
-    known = {"method", "label", "published", "settings", "evaluation", "between"}
-    known.add("dataset-settings")
+    known = {
+        *("method", "label", "published", "settings", "dataset-settings", "evaluation", "between")
+    }
     for key in values:
         if key not in known:
             raise UnknownNameError(f"key of a row of {where}", key, known)

@@ -3,6 +3,7 @@
     RUN/record.json            settings, versions, seed, split, rounds, result, bytes, timings
     RUN/weights.safetensors    the shared model; or weights/SILO.safetensors, one per silo
     RUN/ledger.csv             every line of the ledger
+    RUN/nodes.safetensors      what the method remembers of its nodes (FedGGR; see node_memory)
     RUN/checkpoint.safetensors where to resume
 
 The record is written last: a folder that has one is complete. The same seed gives the same record
