@@ -183,7 +183,7 @@ def _disc(graph: Graph, number: int, silos: int) -> NDArray[np.float64]:
     start = [[generator.random(), generator.random()] for _ in range(graph.num_nodes)]
     drawn = igraph().Graph(n=graph.num_nodes, edges=graph.edges.T.tolist())
     spots = np.array(
-        drawn.layout_fruchterman_reingold(niter=70, seed=start, grid="auto").coords
+        drawn.layout_fruchterman_reingold(niter=70, seed=start, grid=True).coords
     ).reshape(-1, 2)
     spots -= np.median(spots, axis=0)
     far = np.linalg.norm(spots, axis=1, keepdims=True)
