@@ -95,6 +95,8 @@ def content_sizes(sent: Any) -> dict[Kind, int]:
             size = value.nbytes
         elif isinstance(value, dict) and all(isinstance(each, Tensor) for each in value.values()):
             size = sum(each.nbytes for each in value.values())
+        elif rule.type in (bool, int, float):
+            size = len(str(_as_sent(value, rule)))  # as long as in JSON
         else:
             size = len(json.dumps(_as_sent(value, rule)))
         sizes[rule.kind] = sizes.get(rule.kind, 0) + size

@@ -55,6 +55,8 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _ORDER = {dtype: place for place, dtype in enumerate(_NAMES)}
 _LARGEST_INT = 2**63
+_AS_ASCII = json.JSONEncoder(separators=(",", ":"))
+_AS_TEXT = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def encode(message: Any) -> Encoded:
             tensors.update({f"{field}/{key}": _sendable(value[key], where, taken) for key in value})
         else:
             plain[field] = _plain(value, rule, where)
-    header = json.dumps({"type": name, "fields": plain}, separators=(",", ":"))
+    header = _AS_ASCII.encode({"type": name, "fields": plain})
     data = _written(tensors, {_METADATA: header})
     if int.from_bytes(data[:8], "little") > HEADER_LIMIT:
         raise WireError(
@@ -151,7 +153,7 @@ def _written(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> byte
         if flat.stride(0) != 1:  # of no or one item it may be anything, which `view` refuses
             flat = torch.empty(flat.shape, dtype=flat.dtype).copy_(flat)
         parts.append(flat.view(torch.uint8).numpy().data)
-    written = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    written = _AS_TEXT.encode(header).encode()
     written += b" " * (-len(written) % 8)
     return b"".join([len(written).to_bytes(8, "little"), written, *parts])
 

@@ -155,11 +155,15 @@ class Training(LocalTraining):
     def _step(self, batch: Tensor, adjust: AdjustGradients | None) -> Tensor:
         if self.settings.protection != "dp-sgd":
             return super()._step(batch, adjust)
-        around = forest(self.graph, batch, self.settings.layers)
+        apart = self.model.input is not None
+        around = forest(self.graph, batch, self.settings.layers, own_inputs=apart)
+        features = self._features
+        if around.nodes is not None:
+            features = Features(select_rows(self.graph.x, around.nodes))
         self._optimizer.clear()
         loss = private_gradients(
             self.model,
-            Features(select_rows(self.graph.x, around.nodes)),
+            features,
             around,
             self.graph.y[batch],
             clip=self.settings.clip,

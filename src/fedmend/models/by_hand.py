@@ -18,6 +18,8 @@ from fedmend.models.loss import loss_and_gradient
 from fedmend.models.propagation import operator, with_own
 from fedmend.models.sparse import SparseMatrix, chained, chained_transposed, narrow_product
 
+_relu_backward = torch.ops.aten.threshold_backward.default  # looked up once, which takes as long
+
 
 class FullBatch:
     """A model and a graph that stays: scores, and loss and gradients, of any of its nodes.
@@ -59,7 +61,7 @@ class FullBatch:
         hidden = self._hidden()
         loss, gradient = loss_and_gradient(self._last.forward(hidden, hop), labels)
         gradient = self._last.backward(gradient, hidden, hop)
-        self._first.backward(torch.ops.aten.threshold_backward(gradient, hidden, 0))
+        self._first.backward(_relu_backward(gradient, hidden, 0))
         return loss
 
     def _hidden(self) -> Tensor:

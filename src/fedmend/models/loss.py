@@ -21,15 +21,13 @@ def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def loss_and_gradient(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean cross entropy and its derivative in the scores, both as constants."""
-    with torch.no_grad():
-        log_likelihood = scores.t().contiguous().log_softmax(0)
-        loss = F.nll_loss(log_likelihood.t(), labels)
-        share = 1.0 / len(labels)
-        gradient = log_likelihood.exp_().mul_(share)
-        of_labels = gradient.new_full((1, len(labels)), -share)
-        gradient.scatter_add_(0, labels[None], of_labels)
-        return loss, gradient.t().contiguous()
+    """The mean cross entropy and its derivative in the scores; call it without autograd."""
+    log_likelihood = scores.t().contiguous().log_softmax(0)
+    loss = F.nll_loss(log_likelihood.t(), labels)
+    nodes = labels.shape[0]
+    gradient = log_likelihood.exp_().mul_(1.0 / nodes)
+    gradient.scatter_add_(0, labels.unsqueeze(0), gradient.new_full((1, nodes), -1.0 / nodes))
+    return loss, gradient.t().contiguous()
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -9,21 +9,24 @@ two of them hear is computed twice), so that each row of each layer belongs to o
 weight's gradient for one term is then the sum over the term's rows of (input row) x (gradient of
 the output row), whose squared norm is the sum over pairs of its rows of the two inner products; a
 second backward pass, through the loss with each term scaled down to the norm, gives the clipped
-sum (Abadi et al., CCS 2016, for the mechanism).
+sum (Abadi et al., CCS 2016, for the mechanism). What the first layer hears are constants, which
+all terms share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.data.sampling import Hop, every_neighbour
-from fedmend.graph import Graph
+from fedmend.graph import Graph, scipy_csr
 from fedmend.models.backbones import Backbone
 from fedmend.models.features import Features
 from fedmend.models.layers import ClosedMeanLayer, Fusion, Projection, SageLayer
@@ -33,20 +36,32 @@ from fedmend.models.sparse import SparseMatrix
 
 @dataclass(frozen=True)
 class Forest:
-    """Neighbourhoods that share nothing: hops, the node of every input row, and its tree."""
+    """Neighbourhoods that share no computed row.
+
+    nodes: the node of every input row; None = the graph's nodes as they are.
+    tree: the batch node that each row belongs to, for the rows of the first layer and, where the
+        input rows are the forest's own, for those.
+    """
 
     hops: Sequence[Hop]
-    nodes: Tensor
+    nodes: Tensor | None
     tree: Tensor
 
 
-def forest(graph: Graph, batch: Tensor, layers: int) -> Forest:
-    """The whole neighbourhood of each batch node, computed apart from those of the others."""
+def forest(graph: Graph, batch: Tensor, layers: int, *, own_inputs: bool) -> Forest:
+    """The whole neighbourhood of each batch node, computed apart from those of the others.
+
+    own_inputs: also the input rows stand in one neighbourhood only, for a model that computes
+        something of them before anybody hears it.
+    """
     degree = graph.degree
     nodes, tree = batch, torch.arange(len(batch))
     hops: list[Hop] = []
-    for _ in range(layers):
+    for above in range(layers):
         heard = every_neighbour(graph, nodes)
+        if above == layers - 1 and not own_inputs:
+            hops.insert(0, Hop(heard.rowptr, heard.col, nodes, degree[nodes], degree))
+            return Forest(hops, None, tree)
         count = heard.rowptr.diff()
         col = torch.arange(len(nodes), len(nodes) + len(heard.col))
         sources = torch.cat([nodes, heard.col])
@@ -78,7 +93,10 @@ class _Watching:
             hook.remove()
 
 
-def _linear_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor | Features]:
+Rows: TypeAlias = Tensor | sp.csr_matrix
+
+
+def _linear_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> list[Rows]:
     """What each weight matrix of a module is multiplied with: a row per output row."""
     match module:
         case SageLayer():
@@ -90,22 +108,25 @@ def _linear_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor | 
         case Fusion():
             return [inputs[1]]
         case _:
-            return [inputs[0]]
+            return [_rows(inputs[0])]
 
 
-def _own(h: Tensor | Features, hop: Hop) -> Tensor | Features:
-    return h.rows(hop.own) if isinstance(h, Features) else hop.own_rows(h)
+def _rows(h: Tensor | Features) -> Rows:
+    if not isinstance(h, Features):
+        return h
+    return scipy_csr(h.x.cpu()) if h.sparse else h.x
 
 
-def _heard(h: Tensor | Features, matrix: SparseMatrix) -> Tensor | Features:
-    return h.combined(matrix) if isinstance(h, Features) else matrix @ h
+def _own(h: Tensor | Features, hop: Hop) -> Rows:
+    rows = _rows(h)
+    if isinstance(rows, Tensor):
+        return hop.own_rows(rows)
+    return rows[: hop.own] if isinstance(hop.own, int) else rows[hop.own.cpu().numpy()]
 
 
-def _gram(rows: Tensor | Features) -> Tensor:
-    """The inner products of all pairs of rows."""
-    x = rows.x if isinstance(rows, Features) else rows
-    dense = x.to_dense() if x.layout != torch.strided else x
-    return x @ dense.T
+def _heard(h: Tensor | Features, matrix: SparseMatrix) -> Rows:
+    rows = _rows(h)
+    return matrix @ rows if isinstance(rows, Tensor) else scipy_csr(matrix.csr.cpu()) @ rows
 
 
 def term_norms(seen: list[Any], losses: Tensor, tree: Tensor) -> Tensor:
@@ -116,13 +137,44 @@ def term_norms(seen: list[Any], losses: Tensor, tree: Tensor) -> Tensor:
     with torch.no_grad():
         for (module, inputs, _), gradient in zip(seen, gradients, strict=True):
             mine = tree[: len(gradient)]
-            same = mine[:, None] == mine[None, :]
-            pairs = (gradient @ gradient.T) * same
-            products = sum((_gram(rows) for rows in _linear_inputs(module, inputs)), 0.0)
+            given = _linear_inputs(module, inputs)
+            squares += _squared_norms(given, gradient, mine, len(losses))
             if hasattr(module, "bias"):
-                products = products + 1.0
-            squares.index_add_(0, mine, (pairs * products).sum(1))
+                of_bias = gradient.new_zeros(len(losses), gradient.shape[1])
+                squares += of_bias.index_add_(0, mine, gradient).square().sum(1)
     return squares.clamp(min=0.0).sqrt()
+
+
+def _squared_norms(given: list[Rows], gradient: Tensor, tree: Tensor, terms: int) -> Tensor:
+    """For every term, |sum over its rows of (input row) x (gradient row)|^2, over all inputs."""
+    squares = gradient.new_zeros(terms)
+    dense = [rows for rows in given if isinstance(rows, Tensor)]
+    if dense and len(tree) == terms:  # as in the last layer: a row each
+        inputs = sum(rows.square().sum(1) for rows in dense)
+        squares.index_add_(0, tree, inputs * gradient.square().sum(1))
+    elif dense:
+        pairs = (gradient @ gradient.T) * sum(rows @ rows.T for rows in dense)
+        squares.index_add_(0, tree, (pairs * (tree[:, None] == tree[None, :])).sum(1))
+    sparse = [_within_terms(rows, tree, terms) for rows in given if not isinstance(rows, Tensor)]
+    if sparse:
+        shared = sum(sparse[1:], sparse[0]).tocoo()
+        at = torch.from_numpy(np.stack([shared.row, shared.col])).long().to(gradient.device)
+        one, other = (gradient.index_select(0, rows) for rows in at)
+        products = torch.from_numpy(shared.data).to(gradient.device) * (one * other).sum(1)
+        squares.index_add_(0, tree.index_select(0, at[0]), products)
+    return squares
+
+
+def _within_terms(rows: sp.csr_matrix, tree: Tensor, terms: int) -> sp.csr_matrix:
+    """The inner products of a term's rows, of those that share a feature.
+
+    With columns of its own for every term, rows of two terms have nothing in common.
+    """
+    width = rows.shape[1]
+    shift = np.repeat(tree.cpu().numpy() * width, np.diff(rows.indptr))
+    shape = (rows.shape[0], terms * width)
+    apart = sp.csr_matrix((rows.data, rows.indices + shift, rows.indptr), shape=shape)
+    return apart @ apart.T
 
 
 def private_gradients(
