@@ -14,7 +14,7 @@ import torch
 
 from fedmend.data.lean_igraph import igraph
 from fedmend.data.partition import Partition
-from fedmend.engines.inprocess import torch_threads
+from fedmend.engines.computing import computing_with
 from fedmend.errors import FedmendError
 from fedmend.evaluation.evaluate import predict
 from fedmend.experiments import Source
@@ -49,7 +49,7 @@ class Retracer:
         wanted = saved.record["split"]["hash"]
         if wanted not in self._drawings:
             self._drawings[wanted] = draw(silos)
-        with torch_threads(1):  # waking more of them costs more than it gives
+        with computing_with(1):  # waking more of them costs more than it gives
             table, note = confusion(saved, silos)
         return Retraced(self._drawings[wanted], table, note)
 

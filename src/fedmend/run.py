@@ -21,7 +21,8 @@ from fedmend import methods, node_memory
 from fedmend.config import make
 from fedmend.data.partition import Partition
 from fedmend.engines.base import EngineBase, Watch
-from fedmend.engines.inprocess import Fault, InProcess, torch_threads
+from fedmend.engines.computing import computing_with
+from fedmend.engines.inprocess import Fault, InProcess
 from fedmend.errors import DataError, SettingsError, UnknownNameError
 from fedmend.evaluation.evaluate import Scores, check_mode, evaluate, model_with, predict
 from fedmend.evaluation.generated import Generated, compare_generated
@@ -219,7 +220,7 @@ def train(
     what = identity(chosen, config, silos, seed, mode)
     # Building too with fixed threads: waking more of them for small matrices only costs time.
     extra = _extra_knowledge(chosen, silos)
-    with torch_threads(threads):
+    with computing_with(threads):
         built = [
             chosen.silo_type(name, graph, config, seed, **extra.get(name, {}))
             for name, graph in sorted(graphs.items())

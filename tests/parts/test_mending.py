@@ -114,6 +114,17 @@ def test_hops_without_a_graph_are_the_mended_graphs(
     torch.testing.assert_close(found, expected)
 
 
+@HEARING
+def test_generated_rows_that_are_not_joined_are_as_if_they_were_not_there(backbone: str) -> None:
+    graph, model = tiny_graph(20), model_of(backbone)
+    joined = torch.tensor([True, False, True, False])
+    nodes = torch.arange(20)
+    expected = scores(model, mended(graph, OWNERS[joined], generated()[joined]))[:20]
+    features = MendedFeatures(Features(graph.x, reused=True), generated())
+    found = model(features, mended_hops(graph, OWNERS, nodes, 2, joined))
+    torch.testing.assert_close(found, expected)
+
+
 @SPARSE
 @HEARING
 def test_gradient_of_generated_rows_is_autograds(backbone: str, sparse: bool) -> None:

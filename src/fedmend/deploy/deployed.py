@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fedmend.engines.base import Watch
+from fedmend.engines.computing import computing_with
 from fedmend.engines.desk import Plan
 from fedmend.engines.flare import ANSWER_WITHIN, Flare, Line
-from fedmend.engines.inprocess import torch_threads
 from fedmend.engines.wire import MESSAGE_LIMIT
 from fedmend.errors import SettingsError
 from fedmend.methods import Method
@@ -87,7 +87,7 @@ def train_deployed(
         fingerprint=mark,
         resume=resume,
     )
-    with engine, torch_threads(threads):
+    with engine, computing_with(threads):
         engine.introduce(
             Plan(
                 run=plan["run"],

@@ -26,7 +26,7 @@ from fedmend import __version__
 from fedmend.config import make
 from fedmend.data.border import Border, edge_digests
 from fedmend.engines import checkpoint, wire
-from fedmend.engines.inprocess import torch_threads
+from fedmend.engines.computing import computing_with
 from fedmend.errors import (
     DataError,
     FederationError,
@@ -209,7 +209,7 @@ class Desk:
             self._count(phase, round_number, "down", given, len(request))
             if phase not in PLATFORM_PHASES:
                 self._say_where(phase, round_number)
-            with torch_threads(self._plan.threads if self._plan else 1):
+            with computing_with(self._plan.threads if self._plan else 1):
                 found = perform(given)
             if type(found) is not promised:
                 raise WireError(f"{step} gave {type(found).__name__}, which it does not declare")

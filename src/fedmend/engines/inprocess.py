@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack
 
@@ -19,20 +19,10 @@ import torch
 
 from fedmend.engines import wire
 from fedmend.engines.base import EngineBase, Keeping
+from fedmend.engines.computing import computing_with
 from fedmend.federation import Schema, SiloBase, SiloLost, step_types
 
 S = TypeVar("S", bound=SiloBase)
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Compute with this many torch threads inside the block; the caller's number comes back."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +83,7 @@ class InProcess(EngineBase[S]):
         return self._silos
 
     def __enter__(self) -> InProcess[S]:
-        self._fixed.enter_context(torch_threads(self.threads))
+        self._fixed.enter_context(computing_with(self.threads))
         return self
 
     def __exit__(self, *_: object) -> None:

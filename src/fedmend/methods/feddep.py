@@ -343,11 +343,17 @@ class DGen(NeighbourGenerator):
             loss = loss + settings.others_weight * nearest_loss(made, theirs)
         return loss / batch
 
-    def classification_loss(self, batch: Tensor, made: Tensor, owner: Tensor) -> Tensor:  # noqa: ARG002  # the batch is always everybody
+    def classification_loss(
+        self,
+        batch: Tensor,  # noqa: ARG002  # always everybody
+        made: Tensor,
+        owner: Tensor,
+        is_asked: Tensor,
+    ) -> Tensor:
         graph = self.impaired.graph
         if not len(self._train_nodes):
             return made.new_zeros(())
-        made_now = DeepNeighbours(made, owner)
+        made_now = DeepNeighbours(made[is_asked], owner[is_asked])
         mended = made_now.drawn_mean(graph.num_nodes, self.settings.rate, self._sampler)
         hops = [self._everyone] * (len(self.classifier.layers) - 1) + [self._last]
         scores = self.classifier(self._features, hops, self.noise, mended)

@@ -133,12 +133,14 @@ class NeighGen(NeighbourGenerator):
         lost = lost_neighbour_loss(made[is_true], owner[is_true], self.impaired, self.graph.x)
         return self.settings.feature_weight * lost / batch
 
-    def classification_loss(self, batch: Tensor, made: Tensor, owner: Tensor) -> Tensor:
+    def classification_loss(
+        self, batch: Tensor, made: Tensor, owner: Tensor, is_asked: Tensor
+    ) -> Tensor:
         graph = self.impaired.graph
         nodes = batch[graph.train_mask[batch]]
         if not len(nodes):
             return made.new_zeros(())
-        hops = mended_hops(graph, owner, nodes, len(self.classifier.layers))
+        hops = mended_hops(graph, owner, nodes, len(self.classifier.layers), is_asked)
         scores = self.classifier(MendedFeatures(self._features, made), hops, self.noise)
         return self.settings.class_weight * F.cross_entropy(scores, graph.y[nodes])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,9 @@ class Features:
 
     `reused`: the same object serves many steps, so a sparse matrix keeps its transpose.
     """
+
+    combined_first = False
+    """Whether what a layer hears is always put together before it meets the weights."""
 
     def __init__(self, x: Tensor, *, reused: bool = False) -> None:
         self.x = x
@@ -65,7 +69,11 @@ class MendedFeatures(Features):
     """Constant features of a graph's own nodes, then rows that a generator is trained through.
 
     Nothing of what layers derive from them can be kept: it depends on the generator's weights.
+    Generated rows are dense and wide, and products with them are most of a generator's training:
+    they are picked and added up first, so that as few as possible meet the weights.
     """
+
+    combined_first = True
 
     def __init__(self, own: Features, generated: Tensor) -> None:
         self.matrix = None
@@ -80,23 +88,36 @@ class MendedFeatures(Features):
         return torch.cat([self._own @ weight, self._generated @ weight])
 
     def rows(self, own: int | Tensor) -> Features:
-        if isinstance(own, Tensor):
-            return _Later(self, lambda product: product.index_select(0, own))
-        return self if own == self._total else _Later(self, lambda product: product[:own])
+        if isinstance(own, int):
+            own = torch.arange(own)
+        first = self._total - len(self._generated)
+        picked = MendedFeatures(
+            self._own, self._generated.index_select(0, own[own >= first] - first)
+        )
+        place = own.clone()
+        place[own >= first] = torch.arange(first, picked._total)
+        return _Later(lambda weight: (picked @ weight).index_select(0, place))
 
     def combined(self, operator: SparseMatrix) -> Features:
-        return _Later(self, lambda product: operator @ product)
+        matrix = scipy_csr(operator.csr)
+        first = self._total - len(self._generated)
+        of_own = SparseMatrix(csr_tensor(matrix[:, :first]))
+        of_generated = matrix[:, first:]
+        hearing = np.flatnonzero(np.diff(of_generated.indptr))
+        heard = SparseMatrix(csr_tensor(of_generated[hearing])) @ self._generated
+        at = torch.from_numpy(hearing)
+        return _Later(lambda w: (of_own @ (self._own @ w)).index_add(0, at, heard @ w))
 
 
 class _Later(Features):
-    """Features that are multiplied by the weights before they are selected or combined."""
+    """Features that exist only as what comes out when they are multiplied by weights."""
 
-    def __init__(self, of: Features, then: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, times: Callable[[Tensor], Tensor]) -> None:
         self.matrix = None
-        self._of, self._then = of, then
+        self._times = times
 
     def __matmul__(self, weight: Tensor) -> Tensor:
-        return self._then(self._of @ weight)
+        return self._times(weight)
 
 
 def _in_quicker_form(x: Tensor) -> Features:

@@ -68,7 +68,7 @@ def heard_through(
     if isinstance(h, Features):
         if hop.reused and not h.sparse:
             return _plus(_kept_combination(h, matrix, hop, rule) @ weight, bias)
-        if hop.rows * 2 <= hop.sources and not h.stays:
+        if h.combined_first or (hop.rows * 2 <= hop.sources and not h.stays):
             return _plus(h.combined(matrix) @ weight, bias)
         if h.matrix is not None:
             return sum_of_products(([matrix, h.matrix], weight), bias=bias)

@@ -47,24 +47,37 @@ def mended(graph: Graph, owners: Tensor, features: Tensor) -> Graph:
     )
 
 
-def mended_hops(graph: Graph, owners: Tensor, nodes: Tensor, layers: int) -> Sequence[Hop]:
+def mended_hops(
+    graph: Graph, owners: Tensor, nodes: Tensor, layers: int, joined: Tensor | None = None
+) -> Sequence[Hop]:
     """Hops that compute `nodes` from the mended graph, without building it as a `Graph`.
 
-    For training steps in which the generated neighbours are other ones every time.
+    For training steps in which the generated neighbours are other ones every time. joined: which
+    of the generated are joined to their owners; by default all.
     """
+    if joined is None:
+        joined = torch.ones(len(owners), dtype=torch.bool)
     total = graph.num_nodes + len(owners)
-    new = torch.arange(graph.num_nodes, total)
+    new = torch.arange(graph.num_nodes, total)[joined]
+    owners = owners[joined]
     extra = torch.bincount(owners, minlength=graph.num_nodes)
     # Every node's own neighbours first, then its generated ones; a generated node has its owner.
-    degree = torch.cat([graph.degree + extra, torch.ones(len(owners), dtype=torch.int64)])
+    degree = torch.cat([graph.degree + extra, joined.long()])
     rowptr = offsets(degree)
     starts = rowptr[: graph.num_nodes]
     col = torch.empty(int(rowptr[-1]), dtype=torch.int64)
     col[spans(starts, graph.degree)] = graph.col
     order = torch.argsort(owners, stable=True)
     col[spans(starts + graph.degree, extra)] = new[order]
-    col[rowptr[graph.num_nodes : -1]] = owners
-    everyone = Hop(rowptr, col, total, degree, degree)
+    col[rowptr[new]] = owners
+    hops: list[Hop] = []
+    for _ in range(layers - 1):
+        at, count = row_entries(rowptr, nodes)
+        needed = torch.unique(torch.cat([nodes, col[at]]))
+        place = torch.empty(total, dtype=torch.int64)
+        place[needed] = torch.arange(len(needed))
+        rows = offsets(count), place[col[at]], place[nodes]
+        hops.insert(0, Hop(*rows, degree[nodes], degree[needed]))
+        nodes = needed
     at, count = row_entries(rowptr, nodes)
-    last = Hop(offsets(count), col[at], nodes, degree[nodes], degree)
-    return [everyone] * (layers - 1) + [last]
+    return [Hop(offsets(count), col[at], nodes, degree[nodes], degree), *hops]

@@ -86,8 +86,13 @@ class NeighbourGenerator(ABC):
         """
 
     @abstractmethod
-    def classification_loss(self, batch: Tensor, made: Tensor, owner: Tensor) -> Tensor:
-        """L^c: cross-entropy of the batch's training nodes on the mended impaired graph."""
+    def classification_loss(
+        self, batch: Tensor, made: Tensor, owner: Tensor, is_asked: Tensor
+    ) -> Tensor:
+        """L^c: cross-entropy of the batch's training nodes on the mended impaired graph.
+
+        is_asked: whether a neighbour is among those predicted, which alone mend the graph.
+        """
 
     # Learning
 
@@ -130,8 +135,7 @@ class NeighbourGenerator(ABC):
         slot = self.head.slot_of(row)
         owner = batch[row]
         loss = loss + self.reconstruction_loss(made, owner, slot < true[row], len(batch))
-        is_asked = slot < asked[row]
-        loss = loss + self.classification_loss(batch, made[is_asked], owner[is_asked])
+        loss = loss + self.classification_loss(batch, made, owner, slot < asked[row])
         self._optimizer.clear()
         loss.backward()  # type: ignore[no-untyped-call]  # torch's
         for key, gradient in (cross or {}).items():
