@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedmend.parts import nearest
-from fedmend.parts.nearest import nearest_listed, nearest_rows, squared_norms
+from fedmend.parts.nearest import Groups, nearest_listed, nearest_rows, squared_norms
+from fedmend.parts.reconstruction import nearest_loss, nearest_of_each_loss
 
 # Whole numbers: all distances are exact in float32, so ties are real ties.
 NUMBERS = st.integers(-2, 2)
@@ -72,6 +73,27 @@ def test_nearest_listed(
     found = nearest_listed(points, x.to_sparse_csr() if sparse else x, listed, rowptr)
     expected = [by_loop(point, x, each) for point, each in zip(points, lists, strict=True)]
     assert found.tolist() == expected
+
+
+@many_blocks
+@given(matrices(), st.data())
+def test_nearest_of_each_group_and_its_loss(
+    both: tuple[Tensor, Tensor], data: st.DataObject
+) -> None:
+    """Groups of any sizes; the loss and its gradient are the sum of the groups' own."""
+    points, x = both
+    ends = data.draw(st.sets(st.integers(1, len(x) - 1))) if len(x) > 1 else set()
+    parts = [x[a:b] for a, b in zip([0, *sorted(ends)], [*sorted(ends), len(x)], strict=True)]
+    groups = Groups(parts)
+    found = groups.nearest(points)
+    for number, part in enumerate(parts):
+        expected = part[nearest_rows(points, part)]
+        torch.testing.assert_close(groups.rows[found[:, number]], expected)
+    made = points.clone().requires_grad_()
+    loss = nearest_of_each_loss(made, groups)
+    apart = torch.stack([nearest_loss(made, part) for part in parts]).sum()
+    torch.testing.assert_close(loss, apart)
+    torch.testing.assert_close(torch.autograd.grad(loss, made), torch.autograd.grad(apart, made))
 
 
 def test_of_equally_near_rows_the_first() -> None:

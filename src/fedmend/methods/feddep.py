@@ -58,12 +58,12 @@ from fedmend.models.encoder import Encoder
 from fedmend.models.features import Features
 from fedmend.parts.head_exchange import ExchangingSilo, Offer, Progress, exchange, say_if_two
 from fedmend.parts.local_training import AdjustGradients, LocalTraining
-from fedmend.parts.nearest import nearest_rows
+from fedmend.parts.nearest import Groups, nearest_rows
 from fedmend.parts.neighbour_generator import NeighbourGenerator
 from fedmend.parts.private_training import forest, private_gradients
 from fedmend.parts.prototypes import Prototypes, prototypes
 from fedmend.parts.randomness import stream, stream_seed
-from fedmend.parts.reconstruction import lost_neighbour_loss, nearest_loss
+from fedmend.parts.reconstruction import lost_neighbour_loss, nearest_of_each_loss
 from fedmend.parts.settings import TrainingSettings
 from fedmend.privacy.edge_ldp import account, count_degrees, deciding_degrees
 from fedmend.privacy.gaussian import gaussian_epsilon
@@ -298,6 +298,7 @@ class DGen(NeighbourGenerator):
         seed: int,
     ) -> None:
         self.settings, self.targets, self.others = settings, targets, others
+        self._groups = Groups(others) if others else None
         schema = Schema(graph.num_features, graph.label_names)
         encoder = new_encoder(settings, schema, stream(seed, name, "encoder weights"))
         if settings.warm_start:
@@ -339,8 +340,8 @@ class DGen(NeighbourGenerator):
         settings = self.settings
         own = lost_neighbour_loss(made[is_true], owner[is_true], self.impaired, self.targets)
         loss = settings.own_weight * own
-        for theirs in self.others:
-            loss = loss + settings.others_weight * nearest_loss(made, theirs)
+        if self._groups is not None:
+            loss = loss + settings.others_weight * nearest_of_each_loss(made, self._groups)
         return loss / batch
 
     def classification_loss(

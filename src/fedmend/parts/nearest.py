@@ -6,6 +6,9 @@ never an array of (points x rows x features).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -32,6 +35,30 @@ def nearest_rows(points: Tensor, x: Tensor) -> Tensor:
         (norms[:, None] - 2.0 * (x @ block.T)).argmin(0) for block in torch.split(points, size)
     ]
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
+
+
+class Groups:
+    """A few dense rows in several groups, of each of which the nearest one is asked for."""
+
+    def __init__(self, groups: Sequence[Tensor]) -> None:
+        most = max(len(group) for group in groups)
+        room = [group.new_zeros(most - len(group), group.shape[1]) for group in groups]
+        self.rows = torch.cat([part for pair in zip(groups, room, strict=True) for part in pair])
+        self.squared_norms = squared_norms(self.rows).view(len(groups), most)
+        self._cost = self.squared_norms.clone()
+        for cost, group in zip(self._cost, groups, strict=True):
+            cost[len(group) :] = math.inf  # room is nobody's nearest
+
+    @torch.no_grad()
+    def nearest(self, points: Tensor) -> Tensor:
+        """Each point's nearest row of every group (points x groups), of equally near the first."""
+        groups, most = self._cost.shape
+        size = max(1, BLOCK // len(self.rows))
+        found = [
+            (self._cost - 2.0 * (block @ self.rows.T).view(-1, groups, most)).argmin(2)
+            for block in torch.split(points, size)
+        ]
+        return torch.cat(found) + torch.arange(groups) * most
 
 
 @torch.no_grad()

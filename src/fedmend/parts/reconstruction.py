@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedmend.graph import is_sparse, offsets, row_entries, select_rows
 from fedmend.parts.hiding import Impaired
-from fedmend.parts.nearest import nearest_listed, nearest_rows
+from fedmend.parts.nearest import Groups, nearest_listed, nearest_rows
 
 
 def number_loss(predicted: Tensor, missing: Tensor) -> Tensor:
@@ -44,6 +44,21 @@ def nearest_loss(made: Tensor, x: Tensor) -> Tensor:
     if not len(made):
         return made.sum()
     return squared_distance(made, rows_as_dense(x, nearest_rows(made.detach(), x)))
+
+
+def nearest_of_each_loss(made: Tensor, groups: Groups) -> Tensor:
+    """Each generated neighbour against the nearest row of every group.
+
+    sum_g |m - t_g|^2 = G |m|^2 - 2 m sum_g t_g + sum_g |t_g|^2: one difference in place of G.
+    """
+    if not len(made):
+        return made.sum()
+    found = groups.nearest(made.detach())
+    added = F.embedding_bag(found, groups.rows, mode="sum")
+    theirs = groups.squared_norms.view(-1)[found].sum()
+    flat = made.view(-1)
+    own = found.shape[1] * torch.dot(flat, flat)
+    return own - 2.0 * torch.dot(flat, added.view(-1)) + theirs
 
 
 def squared_distance(made: Tensor, target: Tensor) -> Tensor:
