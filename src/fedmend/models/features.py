@@ -56,13 +56,13 @@ class Features:
             if not self.sparse:
                 return Features(self.x[:own])
             own = torch.arange(own, device=self.x.device)
-        return _in_quicker_form(select_rows(self.x, own))
+        return Features(in_quicker_form(select_rows(self.x, own)))
 
     def combined(self, operator: SparseMatrix) -> Features:
         """`operator` times these features, as constants."""
         if not self.sparse or self.x.device.type != "cpu":
-            return Features(operator.csr @ (self.x.to_dense() if self.sparse else self.x))
-        return _in_quicker_form(csr_tensor(scipy_csr(operator.csr) @ scipy_csr(self.x)))
+            return Features(operator.times(self.x.to_dense() if self.sparse else self.x))
+        return Features(in_quicker_form(csr_tensor(scipy_csr(operator.csr) @ scipy_csr(self.x))))
 
 
 class MendedFeatures(Features):
@@ -120,7 +120,8 @@ class _Later(Features):
         return self._times(weight)
 
 
-def _in_quicker_form(x: Tensor) -> Features:
+def in_quicker_form(x: Tensor) -> Tensor:
+    """A feature matrix, dense where it has enough non-zeros for that to be the quicker form."""
     if is_sparse(x) and x.values().numel() >= DENSE_ENOUGH * x.shape[0] * x.shape[1]:
-        return Features(x.to_dense())
-    return Features(x)
+        return x.to_dense()
+    return x

@@ -24,7 +24,7 @@ from fedmend.errors import DataError, FederationError, SettingsError
 from fedmend.graph import Graph, select_rows
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.by_hand import FullBatch
-from fedmend.models.features import Features
+from fedmend.models.features import Features, in_quicker_form
 from fedmend.models.loss import cross_entropy
 from fedmend.parts.optimizer import Optimizer
 from fedmend.parts.randomness import stream
@@ -60,6 +60,8 @@ class LocalTraining:
         self.model = self._build(shape, seed).to(self.device)
         self._parameters = dict(self.model.named_parameters())
         self._features = Features(graph.x.to(self.device), reused=True)
+        # What batches pick their rows from; made dense once, where each batch would be.
+        self._pickable = graph.x if self._static else in_quicker_form(graph.x)
         self._whole = whole_graph_hop(graph).to(self.device)
         self._labels = graph.y.to(self.device)
         self._train_labels = self._labels[self.train_nodes.to(self.device)]
@@ -157,7 +159,7 @@ class LocalTraining:
             return self.model.scores(self._hidden(), self._full_batch[-1])
         if not self.model.uses_edges:
             alone = _nobody(batch, self.graph)
-            features = Features(select_rows(self.graph.x, batch)).to(self.device)
+            features = Features(select_rows(self._pickable, batch)).to(self.device)
             return self._forward(features, [alone.to(self.device)] * s.layers, batch)
         if covers_most(self.graph, len(batch), s.layers, s.fan_out):
             hops = all_rows_hops(self.graph, batch, s.layers, self._draw)
@@ -166,7 +168,7 @@ class LocalTraining:
             hops = hops_from_everybody(self.graph, batch, s.layers, self._draw)
             return self._forward(self._features, [hop.to(self.device) for hop in hops], None)
         hops, nodes = gathered_hops(self.graph, batch, s.layers, self._draw)
-        features = Features(select_rows(self.graph.x, nodes)).to(self.device)
+        features = Features(select_rows(self._pickable, nodes)).to(self.device)
         return self._forward(features, [hop.to(self.device) for hop in hops], nodes)
 
     @property
