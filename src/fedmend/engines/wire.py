@@ -149,10 +149,9 @@ def _written(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> byte
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
-        flat = tensor.reshape(-1)
-        if flat.stride(0) != 1:  # of no or one item it may be anything, which `view` refuses
-            flat = torch.empty(flat.shape, dtype=flat.dtype).copy_(flat)
-        parts.append(flat.view(torch.uint8).numpy().data)
+        # numpy does not know bfloat16, whose bytes are those of whole numbers as wide.
+        known = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
+        parts.append(known.numpy())
     written = _AS_TEXT.encode(header).encode()
     written += b" " * (-len(written) % 8)
     return b"".join([len(written).to_bytes(8, "little"), written, *parts])

@@ -34,7 +34,7 @@ class FullBatch:
         self._first = _FromFeatures(first, x.matrix, whole)
         self._last = _FromHidden(last)
         self._parameters = list(model.parameters())
-        self._kept: tuple[list[int], Tensor] | None = None
+        self._kept: tuple[list[int], tuple[Tensor, Tensor]] | None = None
 
     @staticmethod
     def fits(model: Backbone, x: Features) -> bool:
@@ -53,25 +53,27 @@ class FullBatch:
     @torch.no_grad()
     def scores(self, hop: Hop) -> Tensor:
         """Class scores of the nodes that the hop computes."""
-        return self._last.forward(self._hidden(), hop)
+        return self._last.heard(self._below()[1], hop)
 
     @torch.no_grad()
     def loss_and_gradients(self, hop: Hop, labels: Tensor) -> Tensor:
         """Cross entropy of the nodes that the hop computes; leaves gradients in the parameters."""
-        hidden = self._hidden()
-        loss, gradient = loss_and_gradient(self._last.forward(hidden, hop), labels)
+        hidden, told = self._below()
+        loss, gradient = loss_and_gradient(self._last.heard(told, hop), labels)
         gradient = self._last.backward(gradient, hidden, hop)
         self._first.backward(_relu_backward(gradient, hidden, 0))
         return loss
 
-    def _hidden(self) -> Tensor:
-        """What goes into the last layer; computed again only where a weight has changed since.
+    def _below(self) -> tuple[Tensor, Tensor]:
+        """What goes into the last layer, and what its nodes tell each other there.
 
-        A silo validates the weights it received and then trains from them: that is one pass less.
+        Computed again only where a weight has changed since: a silo validates the weights it
+        received and then trains from them, which is one pass less.
         """
         weights = [parameter._version for parameter in self._parameters]
         if self._kept is None or self._kept[0] != weights:
-            self._kept = weights, self._first.forward().relu_()
+            hidden = self._first.forward().relu_()
+            self._kept = weights, (hidden, self._last.told(hidden))
         return self._kept[1]
 
 
@@ -115,10 +117,12 @@ class _FromHidden:
     def _weight(self) -> Tensor:
         return torch.cat(self._weights, dim=1) if self._sage else self._weights[0]
 
-    def forward(self, h: Tensor, hop: Hop) -> Tensor:
+    def told(self, h: Tensor) -> Tensor:
+        return narrow_product(h, self._weight())
+
+    def heard(self, told: Tensor, hop: Hop) -> Tensor:
         matrix = self._matrix(hop)
-        told = narrow_product(h, self._weight()).view(matrix.shape[1], -1)
-        return matrix.times(told).add_(self._bias)
+        return matrix.times(told.view(matrix.shape[1], -1)).add_(self._bias)
 
     def backward(self, gradient: Tensor, h: Tensor, hop: Hop) -> Tensor:
         """Leaves the parameters' gradients in them, gives that of h."""
