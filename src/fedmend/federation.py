@@ -112,7 +112,6 @@ def _as_sent(value: Any, rule: FieldRule) -> Any:
     return value
 
 
-@cache
 def wire_name(message_type: type[Any]) -> str:
     """The name of a message type on the wire and in the ledger."""
     return f"{message_type.__module__.rpartition('.')[2]}.{message_type.__qualname__}"
