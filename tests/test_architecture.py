@@ -19,7 +19,7 @@ FILES = {
 }
 
 LAYERS = [
-    {"errors", "files", "config", "graph"},
+    {"errors", "files", "config", "graph", "saved"},
     {"data", "privacy"},
     {"models", "federation", "evaluation", "node_memory"},
     {"parts"},

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedmend.errors import FileFormatError
 from fedmend.files import storage_errors, write_bytes
+from fedmend.saved import under
 
 FILE = "nodes.safetensors"
 FORMAT = "fedmend nodes 1"
@@ -80,15 +81,11 @@ def read(folder: Path) -> NodeMemory | None:
         names = [str(name) for name in header["silos"]]
         ids = [np.asarray(each, dtype=str) for each in header["ids"]]
         return NodeMemory(
-            _under("server|", tensors),
-            {name: _under(f"silo|{number}|", tensors) for number, name in enumerate(names)},
+            under("server|", tensors),
+            {name: under(f"silo|{number}|", tensors) for number, name in enumerate(names)},
             dict(zip(names, ids, strict=True)),
         )
     except (SafetensorError, OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise FileFormatError(
             f"{path} does not hold what a run knows of its nodes: {error}"
         ) from error
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

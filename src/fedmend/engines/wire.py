@@ -149,9 +149,10 @@ def _written(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> byte
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
-        # numpy does not know bfloat16, whose bytes are those of whole numbers as wide.
-        known = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
-        parts.append(known.numpy())
+        if tensor.nbytes:  # of nothing torch admits shapes that numpy does not
+            # numpy does not know bfloat16, whose bytes are those of whole numbers as wide.
+            known = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
+            parts.append(known.numpy())
     written = _AS_TEXT.encode(header).encode()
     written += b" " * (-len(written) % 8)
     return b"".join([len(written).to_bytes(8, "little"), written, *parts])

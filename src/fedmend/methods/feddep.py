@@ -68,6 +68,7 @@ from fedmend.parts.settings import TrainingSettings
 from fedmend.privacy.edge_ldp import account, count_degrees, deciding_degrees
 from fedmend.privacy.gaussian import gaussian_epsilon
 from fedmend.privacy.ledger import Kind
+from fedmend.saved import under
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -549,7 +550,7 @@ class Silo(ExchangingSilo, fedavg.Silo):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         super().restore(state)
         self.local.sampler.set_state(state["kept stream"])
-        gnn = {k.removeprefix("gnn/"): v for k, v in state.items() if k.startswith("gnn/")}
+        gnn = under("gnn/", state)
         if gnn:
             schema = Schema(self.graph.num_features, self.graph.label_names)
             self._gnn = new_encoder(self.settings, schema, None)

@@ -67,6 +67,7 @@ from fedmend.parts.randomness import stream
 from fedmend.parts.selection import OwnBest
 from fedmend.privacy.gaussian import gaussian_epsilon
 from fedmend.privacy.ledger import Kind
+from fedmend.saved import under
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,8 +249,8 @@ class AutoencoderTraining:
         return saved
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.load(_under("autoencoder/", state))
-        self._optimizer.restore(_under("autoencoder optimizer/", state))
+        self.load(under("autoencoder/", state))
+        self._optimizer.restore(under("autoencoder optimizer/", state))
 
 
 class SplitTraining(LocalTraining):
@@ -460,10 +461,6 @@ class Silo(fedavg.Silo):
         if any(key.startswith("autoencoder/") for key in state):
             self._autoencoder().restore(state)
         self.best_rows = state.get("best rows")
-
-
-def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
 def noised(rows: Tensor, clip: float, noise: float, generator: torch.Generator) -> Tensor:
@@ -821,7 +818,7 @@ def new_rows(settings: FedGGRSettings, known: Mapping[str, Tensor], new: Tensor)
         None,
         background=settings.background,
     )
-    module.load_state_dict(_under("module/", known), assign=True)
+    module.load_state_dict(under("module/", known), assign=True)
     old = known["embeddings"]
     everyone = torch.cat([old, new])
     with torch.no_grad():
@@ -852,7 +849,7 @@ def predict_silo(
             rows[place >= 0] = own["rows"][place[place >= 0]]
         if len(new):
             encoder = AutoencoderTraining(silo, graph, settings, seed)
-            encoder.load({**_under("autoencoder/", known), **_under("autoencoder/", own)})
+            encoder.load({**under("autoencoder/", known), **under("autoencoder/", own)})
             noise = stream(seed, silo, "privacy noise on new nodes")
             clip, sigma = settings.embedding_clip, settings.embedding_noise
             embeddings = noised(encoder.encode()[new], clip, sigma, noise)

@@ -82,6 +82,7 @@ from fedmend.parts.who_hears_whom import BACKWARD, FORWARD, INPUT, LAST, WhoHear
 from fedmend.privacy.gaussian import gaussian_epsilon
 from fedmend.privacy.ledger import Direction, Kind, Ledger
 from fedmend.privacy.sealing import KEY_BYTES
+from fedmend.saved import under
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -397,9 +398,7 @@ class Devices:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take back what `state` gave."""
-        prefix = "agreement/"
-        agreed = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-        self.agreement.restore(agreed)
+        self.agreement.restore(under("agreement/", state))
         self.network.dropout.set_state(state["dropout"])
         self.input_sums, self._input_scale = state["input sums"], state["input scale"]
         self._kept = {}
@@ -681,19 +680,15 @@ class Silo(SiloBase):
         return saved
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.devices.restore(_under("devices/", state))
+        self.devices.restore(under("devices/", state))
         if self.settings.training != "gradients":
-            self._optimizer.restore(_under("optimizer/", state))
-            weights = _under("weights/", state)
+            self._optimizer.restore(under("optimizer/", state))
+            weights = under("weights/", state)
             with torch.no_grad():
                 for key, parameter in self._network.model.named_parameters():
                     parameter.copy_(weights[key])
         if self.settings.training == "fedper":
             self.best.restore(state)
-
-
-def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
 # The server

@@ -29,6 +29,7 @@ from fedmend.models.loss import cross_entropy
 from fedmend.parts.optimizer import Optimizer
 from fedmend.parts.randomness import stream
 from fedmend.parts.settings import TrainingSettings
+from fedmend.saved import under
 
 AdjustGradients = Callable[[Backbone], None]
 """Called between backward pass and step; a method may change the gradients (FedProx does)."""
@@ -237,15 +238,9 @@ class LocalTraining:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take back what `state` gave."""
-        self.load({k.removeprefix("weights/"): v for k, v in state.items()})
+        self.load(under("weights/", state))
         self._optimizer = self._new_optimizer()
-        self._optimizer.restore(
-            {
-                k.removeprefix("optimizer/"): v
-                for k, v in state.items()
-                if k.startswith("optimizer/")
-            }
-        )
+        self._optimizer.restore(under("optimizer/", state))
         for key, generator in self._streams().items():
             generator.set_state(state[f"stream/{key}"])
 

@@ -21,6 +21,7 @@ from fedmend.parts.hiding import Impaired, hide
 from fedmend.parts.optimizer import Optimizer
 from fedmend.parts.randomness import stream
 from fedmend.parts.reconstruction import number_loss
+from fedmend.saved import under
 
 
 class NeighbourGenerator(ABC):
@@ -163,10 +164,7 @@ class NeighbourGenerator(ABC):
         with torch.no_grad():
             for key, each in self.parameters.items():
                 each.copy_(state[f"generator/{key}"])
-        prefix = "generator optimizer/"
-        self._optimizer.restore(
-            {k.removeprefix(prefix): each for k, each in state.items() if k.startswith(prefix)}
-        )
+        self._optimizer.restore(under("generator optimizer/", state))
         for key, generator in self.streams().items():
             generator.set_state(state[f"generator stream/{key}"])
         self.trained = bool(state["generator trained"])

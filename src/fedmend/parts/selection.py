@@ -10,6 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fedmend.saved import under
+
 
 class Selection:
     """Mixin for a server's state: remembers the best shared weights so far."""
@@ -45,8 +47,4 @@ class OwnBest:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take back what `state` gave."""
         self.right = int(state["best right"])
-        self.weights = {
-            key.removeprefix("best/"): value
-            for key, value in state.items()
-            if key.startswith("best/")
-        }
+        self.weights = under("best/", state)
