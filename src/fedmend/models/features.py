@@ -61,7 +61,7 @@ class Features:
     def combined(self, operator: SparseMatrix) -> Features:
         """`operator` times these features, as constants."""
         if not self.sparse or self.x.device.type != "cpu":
-            return Features(operator.times(self.x.to_dense() if self.sparse else self.x))
+            return Features(operator @ (self.x.to_dense() if self.sparse else self.x))
         return Features(in_quicker_form(csr_tensor(scipy_csr(operator.csr) @ scipy_csr(self.x))))
 
 
