@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedmend.graph import is_sparse, row_entries
+from fedmend.models.sparse import SparseMatrix
 
 BLOCK = 2**22
 """Distances held at a time."""
@@ -30,10 +31,12 @@ def squared_norms(x: Tensor) -> Tensor:
 def nearest_rows(points: Tensor, x: Tensor) -> Tensor:
     """For each point the index of the nearest row of x; of equally near ones the first."""
     norms = squared_norms(x)
+    matrix = SparseMatrix(x) if is_sparse(x) else None
     size = max(1, BLOCK // max(1, x.shape[0]))
-    found = [
-        (norms[:, None] - 2.0 * (x @ block.T)).argmin(0) for block in torch.split(points, size)
-    ]
+    found = []
+    for block in torch.split(points, size):
+        products = x @ block.T if matrix is None else matrix.times(block.T)
+        found.append(products.mul_(-2.0).add_(norms[:, None]).argmin(0))
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
 
 
