@@ -43,6 +43,8 @@ def same(one: Outcome, other: Outcome) -> bool:
 def test_finished_cells_are_skipped(tmp_path: Path) -> None:
     first = run_cells(cells(), tmp_path, ONE)
     assert set(first.records) == {cell.name for cell in cells()}
+    assert list(tmp_path.rglob("record.json"))
+    assert not list(tmp_path.rglob("checkpoint.safetensors"))  # which are the largest of all
     rounds: list[str] = []
     done: list[str] = []
     telling = Telling(

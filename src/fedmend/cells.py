@@ -164,6 +164,8 @@ def run_cell(cell: Cell, out: Path, splits: _Splits, engine: Engine, watch: Watc
         **cell.settings,
     )
     made: Record = read_json(folder / records.RECORD)  # as it will be found the next time
+    # Nobody goes on from a finished cell, and those of a paper's table would keep gigabytes.
+    (folder / records.CHECKPOINT).unlink(missing_ok=True)
     return made
 
 
