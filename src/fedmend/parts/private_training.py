@@ -201,7 +201,8 @@ def private_gradients(
     scale = (clip / norms.clamp(min=1e-12)).clamp(max=1.0)
     (losses * scale).sum().backward()  # type: ignore[no-untyped-call]  # torch's
     for parameter in model.parameters():
-        drawn = torch.randn(parameter.shape, generator=generator) * (noise * clip)
-        total = drawn if parameter.grad is None else parameter.grad + drawn
-        parameter.grad = total / len(labels)
+        total = torch.randn(parameter.shape, generator=generator).mul_(noise * clip)
+        if parameter.grad is not None:
+            total.add_(parameter.grad)
+        parameter.grad = total.div_(len(labels))
     return losses.detach().mean()
