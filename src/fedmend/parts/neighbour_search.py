@@ -17,8 +17,9 @@ that is too much.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -123,6 +124,9 @@ def _search(points: Tensor, least: Tensor, k: int, each: Each) -> Tensor:
         else:
             ends = torch.searchsorted(row, torch.arange(len(similar) + 1))
             found = _dots(points[i * TILE :][:TILE], points, ends, column)
+            # Most can and do not: left out here, where several tiles are looked at at a time.
+            does = torch.nonzero(found >= least[column])[:, 0]
+            row, column, found = row[does], column[does], found[does]
         return row + i * TILE, column, found
 
     for i in range(len(blocks)):
@@ -146,9 +150,25 @@ def _side_by_side() -> Iterator[Each]:
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield pool.map
+            yield partial(_ahead, pool, 2 * threads)
     finally:
         torch.set_num_threads(threads)
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, most: int, function: Callable[[int], Any], items: Iterable[int]
+) -> Iterator[Any]:
+    """`map` in a pool, with at most so many results that wait for the reader.
+
+    The pool's own map computes on while the reader sorts: gigabytes of tiles, some of the time.
+    """
+    waiting: deque[Future[Any]] = deque()
+    for item in items:
+        if len(waiting) == most:
+            yield waiting.popleft().result()
+        waiting.append(pool.submit(function, item))
+    while waiting:
+        yield waiting.popleft().result()
 
 
 def _shortened(points: Tensor, least: Tensor) -> Tensor:
@@ -193,17 +213,25 @@ class _Best:
         self._least, self._k = least.clone(), k
         self._similar = points.new_full((nodes, k), -math.inf)
         self._columns = torch.arange(nodes)[:, None].repeat(1, k)
-        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+        # Copied into room of their own: as small blocks among tiles that come and go they would
+        # break the memory into pieces that no tile fits into (gigabytes on 100,000 nodes).
+        room = min(max(PAIRS, TILE * TILE), nodes * nodes)
+        self._waiting = (
+            torch.empty(room, dtype=torch.int64),
+            torch.empty(room, dtype=torch.int64),
+            points.new_empty(room),
+        )
         self._count = 0
 
     def consider(self, left: Tensor, right: Tensor, similar: Tensor) -> None:
         """Take pairs into account, for both of their rows."""
         for row, column in ((left, right), (right, left)):
             enough = torch.nonzero(similar > self._least[row])[:, 0]
-            self._waiting.append((row[enough], column[enough], similar[enough]))
+            if self._count + len(enough) > len(self._waiting[0]):
+                self._merge()
+            for room, found in zip(self._waiting, (row, column, similar), strict=True):
+                room[self._count : self._count + len(enough)] = found[enough]
             self._count += len(enough)
-        if self._count > PAIRS:
-            self._merge()
 
     def columns(self) -> Tensor:
         """What was found, by falling similarity."""
@@ -212,10 +240,10 @@ class _Best:
 
     def _merge(self) -> None:
         """Keep each row's k best of what it had and what was waiting."""
-        if not self._waiting:
+        if not self._count:
             return
-        row, column, similar = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
-        self._waiting, self._count = [], 0
+        row, column, similar = (room[: self._count] for room in self._waiting)
+        self._count = 0
         k = self._k
         counts = torch.bincount(row, minlength=len(self._least))
         rows = torch.nonzero(counts)[:, 0]
