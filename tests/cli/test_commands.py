@@ -197,10 +197,9 @@ def test_the_variable_leaves_the_bundled_cora_alone(fedmend: Command, tmp_path: 
     """Somebody who keeps Planetoid's files for other datasets gets the same Cora as everybody."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "ind.cora.x").write_bytes(b"not to be read")
-    done = fedmend("datasets", env={"FEDMEND_DATA": str(tmp_path / "files")})
-    assert done.returncode == 0
+    named = {"FEDMEND_DATA": str(tmp_path / "files")}
     cut = ("partition", "cora", "silos", "--silos", "3", "--split", "random")
-    assert fedmend(*cut).returncode == 0
+    assert fedmend(*cut, env=named).returncode == 0
     chosen = fedmend(*cut[:2], "other", *cut[3:], "--data-root", str(tmp_path / "files"))
     assert chosen.returncode == 2
     assert "lacks" in chosen.stderr

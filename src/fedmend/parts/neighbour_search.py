@@ -160,7 +160,7 @@ def _ahead(
 ) -> Iterator[Any]:
     """`map` in a pool, with at most so many results that wait for the reader.
 
-    The pool's own map computes on while the reader sorts: gigabytes of tiles, some of the time.
+    The pool's own map computes all items ahead, however slowly they are read.
     """
     waiting: deque[Future[Any]] = deque()
     for item in items:
