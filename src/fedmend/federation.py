@@ -42,13 +42,17 @@ if TYPE_CHECKING:
 
     from fedmend.graph import Graph
 
-FIELD_TYPES = (Tensor, dict[str, Tensor], bool, int, float, str, dict[str, float])
+TENSORS, NUMBERS = dict[str, Tensor], dict[str, float]
+FIELD_TYPES = (Tensor, TENSORS, bool, int, float, str, NUMBERS)
 """What a message's fields may hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldRule:
-    """What one field of a message type may hold, and which kind of content that is."""
+    """What one field of a message type may hold, and which kind of content that is.
+
+    type: the very object of `FIELD_TYPES`, so that `is` compares it.
+    """
 
     type: Any
     kind: Kind
@@ -78,7 +82,7 @@ def message(cls: type[T]) -> type[T]:
         held = get_args(hint)[0]
         if held not in FIELD_TYPES:
             raise TypeError(f"{cls.__name__}.{field.name}: a message cannot carry {held}")
-        rules[field.name] = FieldRule(held, kinds[0])
+        rules[field.name] = FieldRule(FIELD_TYPES[FIELD_TYPES.index(held)], kinds[0])
     _RULES[made] = rules
     if wire_name(made) in MESSAGES:
         raise TypeError(f"there is a message {wire_name(made)} already: rename one")
@@ -107,7 +111,7 @@ def _as_sent(value: Any, rule: FieldRule) -> Any:
     """A plain value as the other side reads it: a whole number in a float's place is a float."""
     if rule.type is float:
         return float(value)
-    if rule.type == dict[str, float]:
+    if rule.type is NUMBERS:
         return {key: float(each) for key, each in value.items()}
     return value
 

@@ -11,7 +11,7 @@ from fedmend.data.sampling import hop_to, whole_graph_hop
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.by_hand import FullBatch
 from fedmend.models.features import Features
-from fedmend.models.loss import cross_entropy
+from fedmend.models.loss import Truth, cross_entropy
 from tests.tiny import tiny_graph
 
 SHAPE = ModelShape("sage", 6, 3, hidden=8, layers=2, heads=2, dropout=0.0)
@@ -20,6 +20,7 @@ FEATURES = Features(GRAPH.x, reused=True)
 WHOLE = whole_graph_hop(GRAPH)
 NODES = torch.nonzero(GRAPH.train_mask)[:, 0]
 LABELS = GRAPH.y[NODES]
+TRUTH = Truth(LABELS, SHAPE.outputs)
 
 
 def model_of(backbone: str) -> Backbone:
@@ -36,7 +37,7 @@ def test_loss_and_gradients_are_those_of_autograd(backbone: str) -> None:
         loss = cross_entropy(usual(FEATURES, [WHOLE, hop]), LABELS)
         usual.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch's
-        assert torch.equal(full_batch.loss_and_gradients(hop, LABELS), loss.detach())
+        assert torch.equal(full_batch.loss_and_gradients(hop, TRUTH), loss.detach())
         for one, other in zip(usual.parameters(), by_hand.parameters(), strict=True):
             assert one.grad is not None
             assert other.grad is not None

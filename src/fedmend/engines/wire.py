@@ -26,7 +26,15 @@ from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
 from fedmend.errors import WireError
-from fedmend.federation import MESSAGES, FieldRule, content_sizes, field_rules, wire_name
+from fedmend.federation import (
+    MESSAGES,
+    NUMBERS,
+    TENSORS,
+    FieldRule,
+    content_sizes,
+    field_rules,
+    wire_name,
+)
 from fedmend.privacy.ledger import Kind
 
 MESSAGE_LIMIT = 2**30
@@ -82,7 +90,7 @@ def encode(message: Any) -> Encoded:
         where = f"{name}.{field}"
         if rule.type is Tensor:
             tensors[field] = _sendable(value, where, taken)
-        elif rule.type == dict[str, Tensor]:
+        elif rule.type is TENSORS:
             if not isinstance(value, dict):
                 raise WireError(f"{where} must be a dict of tensors, got {type(value).__name__}")
             if not all(type(key) is str and _is_text(key) for key in value):
@@ -120,7 +128,7 @@ def decode(
             if field not in tensors:
                 raise WireError(f"{where} is missing")
             values[field] = tensors.pop(field)
-        elif rule.type == dict[str, Tensor]:
+        elif rule.type is TENSORS:
             prefix = f"{field}/"
             keys = [key for key in tensors if key.startswith(prefix)]
             values[field] = {key[len(prefix) :]: tensors.pop(key) for key in sorted(keys)}
@@ -200,7 +208,7 @@ def _plain(value: Any, rule: FieldRule, where: str) -> Any:
     if rule.type in (bool, str) and type(value) is rule.type:
         return value
     if (
-        rule.type == dict[str, float]
+        rule.type is NUMBERS
         and isinstance(value, dict)
         and all(type(key) is str and type(each) in (int, float) for key, each in value.items())
     ):

@@ -14,26 +14,41 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+class Truth:
+    """The classes of some nodes and what the loss's gradient takes from them.
+
+    Made once for nodes that serve in every step.
+    """
+
+    def __init__(
+        self, labels: Tensor, classes: int, *, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.labels = labels
+        self.share = 1.0 / labels.shape[0]
+        # A class's row holds minus a node's share where the node is of that class.
+        self.pull = torch.zeros(classes, labels.shape[0], dtype=dtype, device=labels.device)
+        self.pull.scatter_(0, labels.unsqueeze(0), -self.share)
+
+
 def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
     """The mean over the nodes, differentiable once in the scores."""
     loss: Tensor = _CrossEntropy.apply(scores, labels)  # type: ignore[no-untyped-call]  # torch's
     return loss
 
 
-def loss_and_gradient(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(scores: Tensor, truth: Truth) -> tuple[Tensor, Tensor]:
     """The mean cross entropy and its derivative in the scores; call it without autograd."""
     log_likelihood = scores.t().contiguous().log_softmax(0)
-    loss = F.nll_loss(log_likelihood.t(), labels)
-    nodes = labels.shape[0]
-    gradient = log_likelihood.exp_().mul_(1.0 / nodes)
-    gradient.scatter_add_(0, labels.unsqueeze(0), gradient.new_full((1, nodes), -1.0 / nodes))
+    loss = F.nll_loss(log_likelihood.t(), truth.labels)
+    gradient = log_likelihood.exp_().mul_(truth.share).add_(truth.pull)
     return loss, gradient.t().contiguous()
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, labels: Tensor) -> Tensor:
-        loss, gradient = loss_and_gradient(scores, labels)
+        truth = Truth(labels, scores.shape[1], dtype=scores.dtype)
+        loss, gradient = loss_and_gradient(scores, truth)
         ctx.save_for_backward(gradient)
         return loss
 

@@ -30,29 +30,35 @@ def weighted_mean(
     if total <= 0.0:
         raise FederationError("no silo has any weight in the average: all have 0 training nodes")
     like = updates[names[0]] if like is None else like
-    mean = {key: torch.zeros_like(value) for key, value in like.items()}
-    for name in names:
-        check_weights(name, updates[name], like=like)
-        share = importance[name] / total
-        for key, value in updates[name].items():
-            mean[key].add_(value, alpha=share)
-    return mean
+    return _summed(updates, {name: importance[name] / total for name in names}, like)
 
 
 def added_up(updates: Mapping[str, Weights], like: Weights) -> Weights:
     """sum_i w_i, in the order of the silos' names, checked as in `weighted_mean`."""
-    if not updates:
-        return {}
+    return _summed(updates, dict.fromkeys(updates, 1.0), like) if updates else {}
+
+
+def _summed(updates: Mapping[str, Weights], shares: Mapping[str, float], like: Weights) -> Weights:
     total = {key: torch.zeros_like(value) for key, value in like.items()}
     for name in sorted(updates):
-        check_weights(name, updates[name], like=like)
+        _check_form(name, updates[name], like)
         for key, value in updates[name].items():
-            total[key].add_(value)
+            total[key].add_(value, alpha=shares[name])
+    # A number that is not finite makes its sum so, whatever its share: one look at the sum is
+    # enough, unless there is somebody to be named.
+    if not all(_is_finite(value) for value in total.values()):
+        for name in sorted(updates):
+            _check_numbers(name, updates[name])
     return total
 
 
 def check_weights(silo: str, weights: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
     """Refuse weights of other names, shapes or types than `like`, or that are NaN or infinite."""
+    _check_form(silo, weights, like)
+    _check_numbers(silo, weights)
+
+
+def _check_form(silo: str, weights: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
     if weights.keys() != like.keys():
         raise FederationError(f"{silo} sent the weights of another model")
     for key, value in weights.items():
@@ -61,10 +67,21 @@ def check_weights(silo: str, weights: Mapping[str, Tensor], like: Mapping[str, T
                 f"{silo} sent {key} as {tuple(value.shape)} of {value.dtype}, "
                 f"expected {tuple(like[key].shape)} of {like[key].dtype}"
             )
-        # The sum is not finite if any term is not, and much quicker; a sum of finite numbers may
-        # overflow, so only then is each one looked at.
-        if not math.isfinite(value.sum().item()) and not bool(torch.isfinite(value).all()):
+
+
+def _check_numbers(silo: str, weights: Mapping[str, Tensor]) -> None:
+    for key, value in weights.items():
+        if not _is_finite(value):
             raise FederationError(
                 f"{silo} sent weights that are NaN or infinite ({key}): "
                 "its training diverged; try a smaller lr"
             )
+
+
+def _is_finite(value: Tensor) -> bool:
+    """Whether all numbers are.
+
+    Their sum is not finite if any of them is not, and much quicker; a sum of finite numbers may
+    overflow, so only then is each one looked at.
+    """
+    return math.isfinite(value.sum().item()) or bool(torch.isfinite(value).all())

@@ -25,7 +25,7 @@ from fedmend.graph import Graph, select_rows
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.by_hand import FullBatch
 from fedmend.models.features import Features, in_quicker_form
-from fedmend.models.loss import cross_entropy
+from fedmend.models.loss import Truth, cross_entropy
 from fedmend.parts.optimizer import Optimizer
 from fedmend.parts.randomness import stream
 from fedmend.parts.settings import TrainingSettings
@@ -65,7 +65,7 @@ class LocalTraining:
         self._pickable = graph.x if self._static else in_quicker_form(graph.x)
         self._whole = whole_graph_hop(graph).to(self.device)
         self._labels = graph.y.to(self.device)
-        self._train_labels = self._labels[self.train_nodes.to(self.device)]
+        self._truth = Truth(self._labels[self.train_nodes.to(self.device)], shape.outputs)
         self._batches = stream(seed, name, purpose + "batches")
         self._neighbours = stream(seed, name, purpose + "neighbours")
         self._dropout = stream(seed, name, purpose + "dropout")
@@ -138,11 +138,11 @@ class LocalTraining:
         return torch.split(self.train_nodes[order], size)
 
     def _step(self, batch: Tensor, adjust: AdjustGradients | None) -> Tensor:
-        everyone = batch is self.train_nodes
-        labels = self._train_labels if everyone else self._labels[batch.to(self.device)]
         if self._by_hand is not None and self._full_batch is not None and not self._mends:
-            loss = self._by_hand.loss_and_gradients(self._full_batch[-1], labels)
+            loss = self._by_hand.loss_and_gradients(self._full_batch[-1], self._truth)
         else:
+            everyone = batch is self.train_nodes
+            labels = self._truth.labels if everyone else self._labels[batch.to(self.device)]
             loss = cross_entropy(self.scores(batch), labels)
             self._optimizer.clear()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's
