@@ -20,9 +20,7 @@ class Truth:
     Made once for nodes that serve in every step.
     """
 
-    def __init__(
-        self, labels: Tensor, classes: int, *, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, labels: Tensor, classes: int, *, dtype: torch.dtype = torch.float32) -> None:
         self.labels = labels
         self.share = 1.0 / labels.shape[0]
         # A class's row holds minus a node's share where the node is of that class.
