@@ -12,7 +12,13 @@ from fedmend.graph import Graph, select_rows
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.encoder import Encoder
 from fedmend.models.features import Features
-from fedmend.parts.private_training import forest, private_gradients
+from fedmend.parts import private_training
+from fedmend.parts.private_training import (
+    MOST_KEPT,
+    InputProducts,
+    forest,
+    private_gradients,
+)
 from tests.tiny import plain_graph, tiny_graph
 
 MODELS = ("fused-sage", "fused-paper", "encoder", "sage")
@@ -57,6 +63,7 @@ def step(
     noise: float,
     *,
     own_inputs: bool = True,
+    products: InputProducts | None = None,
 ) -> Tensor:
     around = forest(graph, batch, len(model.layers), own_inputs=own_inputs)
     model.zero_grad()
@@ -71,6 +78,7 @@ def step(
         noise=noise,
         generator=seeded(3),
         mended=None if mended is None else mended[nodes],
+        products=products,
     )
     return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
 
@@ -92,6 +100,25 @@ def test_clipped_sum_equals_clipping_node_by_node(kind: str, sparse: bool, layer
     if model.input is None:  # otherwise each term needs input rows of its own
         found = step(model, graph, batch, mended, clip, 0.0, own_inputs=False)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("most", [MOST_KEPT, 60, 0])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_kept_inner_products_serve_other_batches(
+    monkeypatch: pytest.MonkeyPatch, most: int, sparse: bool, layers: int
+) -> None:
+    """Batches of the same nodes, put together anew; with and without room for all of them."""
+    monkeypatch.setattr(private_training, "MOST_KEPT", most)
+    graph, model = tiny_graph(40, sparse=sparse), model_of("sage", layers)
+    products = InputProducts(graph.num_nodes)
+    nodes = torch.nonzero(graph.train_mask)[:12, 0]
+    for seed in range(4):
+        order = torch.randperm(len(nodes), generator=seeded(seed))
+        for batch in torch.split(nodes[order], 5):
+            usual = step(model, graph, batch, None, 0.01, 0.0, own_inputs=False)
+            found = step(model, graph, batch, None, 0.01, 0.0, own_inputs=False, products=products)
+            torch.testing.assert_close(found, usual, rtol=1e-5, atol=1e-8)
 
 
 def test_without_clipping_or_noise_it_is_the_plain_gradient() -> None:

@@ -51,7 +51,7 @@ from fedmend.config import setting
 from fedmend.data.sampling import ALL_NEIGHBOURS, Hop, all_rows_hops, hop_to, whole_graph_hop
 from fedmend.errors import FederationError
 from fedmend.federation import Federation, Nothing, Replies, Schema, message
-from fedmend.graph import Graph, select_rows
+from fedmend.graph import Graph, is_sparse, select_rows
 from fedmend.methods import fedavg
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.encoder import Encoder
@@ -60,7 +60,7 @@ from fedmend.parts.head_exchange import ExchangingSilo, Offer, Progress, exchang
 from fedmend.parts.local_training import AdjustGradients, LocalTraining
 from fedmend.parts.nearest import Groups, nearest_rows
 from fedmend.parts.neighbour_generator import NeighbourGenerator
-from fedmend.parts.private_training import forest, private_gradients
+from fedmend.parts.private_training import InputProducts, forest, private_gradients
 from fedmend.parts.prototypes import Prototypes, prototypes
 from fedmend.parts.randomness import stream, stream_seed
 from fedmend.parts.reconstruction import lost_neighbour_loss, nearest_of_each_loss
@@ -152,15 +152,17 @@ class Training(LocalTraining):
             settings = replace(settings, fan_out=ALL_NEIGHBOURS)
         super().__init__(name, graph, shape, settings, seed, purpose)
         self._privacy_noise = stream(seed, name, purpose + "privacy noise")
+        self._input_products = InputProducts(graph.num_nodes)
 
     def _step(self, batch: Tensor, adjust: AdjustGradients | None) -> Tensor:
         if self.settings.protection != "dp-sgd":
             return super()._step(batch, adjust)
         apart = self.model.input is not None
         around = forest(self.graph, batch, self.settings.layers, own_inputs=apart)
-        features = self._features
         if around.nodes is not None:
             features = Features(select_rows(self.graph.x, around.nodes))
+        else:
+            features = self._features if is_sparse(self._pickable) else Features(self._pickable)
         self._optimizer.clear()
         loss = private_gradients(
             self.model,
@@ -172,6 +174,7 @@ class Training(LocalTraining):
             generator=self._privacy_noise,
             dropout=self._dropout,
             mended=self._mended_of(around.nodes),
+            products=self._input_products,
         )
         self._optimizer.step()
         return loss

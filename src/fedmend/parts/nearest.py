@@ -87,14 +87,14 @@ def nearest_listed(points: Tensor, x: Tensor, listed: Tensor, rowptr: Tensor) ->
     """
     count = rowptr[1:] - rowptr[:-1]
     point = torch.repeat_interleave(torch.arange(len(points)), count)
-    distance = squared_norms(x)[listed] - 2.0 * _products(points, point, x, listed)
+    distance = squared_norms(x)[listed] - 2.0 * inner_products(points, point, x, listed)
     # The first of the smallest in every list: sorted by distance, then stably by point.
     order = torch.argsort(distance, stable=True)
     order = order[torch.argsort(point[order], stable=True)]
     return listed[order[rowptr[:-1]]]
 
 
-def _products(points: Tensor, point: Tensor, x: Tensor, row: Tensor) -> Tensor:
+def inner_products(points: Tensor, point: Tensor, x: Tensor, row: Tensor) -> Tensor:
     """points[point[i]] . x[row[i]] for every pair i, in blocks."""
     out = []
     size = max(1, BLOCK // max(1, points.shape[1]))

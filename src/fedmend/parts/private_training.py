@@ -10,13 +10,14 @@ weight's gradient for one term is then the sum over the term's rows of (input ro
 the output row), whose squared norm is the sum over pairs of its rows of the two inner products; a
 second backward pass, through the loss with each term scaled down to the norm, gives the clipped
 sum (Abadi et al., CCS 2016, for the mechanism). What the first layer hears are constants, which
-all terms share.
+all terms share; their inner products within a term are kept from step to step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,23 +27,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.data.sampling import Hop, every_neighbour
-from fedmend.graph import Graph, scipy_csr
+from fedmend.graph import Graph, offsets, scipy_csr, spans
 from fedmend.models.backbones import Backbone
 from fedmend.models.features import Features
 from fedmend.models.layers import ClosedMeanLayer, Fusion, Projection, SageLayer
 from fedmend.models.propagation import operator
 from fedmend.models.sparse import SparseMatrix
+from fedmend.parts.nearest import inner_products
+
+MOST_KEPT = 2**25
+"""Inner products that a silo keeps."""
 
 
 @dataclass(frozen=True)
 class Forest:
     """Neighbourhoods that share no computed row.
 
+    batch: the nodes themselves.
     nodes: the node of every input row; None = the graph's nodes as they are.
     tree: the batch node that each row belongs to, for the rows of the first layer and, where the
         input rows are the forest's own, for those.
     """
 
+    batch: Tensor
     hops: Sequence[Hop]
     nodes: Tensor | None
     tree: Tensor
@@ -61,13 +68,13 @@ def forest(graph: Graph, batch: Tensor, layers: int, *, own_inputs: bool) -> For
         heard = every_neighbour(graph, nodes)
         if above == layers - 1 and not own_inputs:
             hops.insert(0, Hop(heard.rowptr, heard.col, nodes, degree[nodes], degree))
-            return Forest(hops, None, tree)
+            return Forest(batch, hops, None, tree)
         count = heard.rowptr.diff()
         col = torch.arange(len(nodes), len(nodes) + len(heard.col))
         sources = torch.cat([nodes, heard.col])
         hops.insert(0, Hop(heard.rowptr, col, len(nodes), degree[nodes], degree[sources]))
         nodes, tree = sources, torch.cat([tree, torch.repeat_interleave(tree, count)])
-    return Forest(hops, nodes, tree)
+    return Forest(batch, hops, nodes, tree)
 
 
 class _Watching:
@@ -129,16 +136,91 @@ def _heard(h: Tensor | Features, matrix: SparseMatrix) -> Rows:
     return matrix @ rows if isinstance(rows, Tensor) else scipy_csr(matrix.csr.cpu()) @ rows
 
 
-def term_norms(seen: list[Any], losses: Tensor, tree: Tensor) -> Tensor:
+class InputProducts:
+    """Inner products of what the first layer hears, for the rows of every node's loss term.
+
+    They depend on the graph alone: worked out when a node is first in a batch, and kept up to
+    `MOST_KEPT` numbers (a term of n rows has n^2).
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self._start = torch.full((nodes,), -1)
+        self._kept = torch.zeros(0)
+
+    def of(self, around: Forest, rows: _Terms, given: Callable[[], list[Rows]]) -> Tensor:
+        """A square per term, one after another; `given`: the layer's inputs."""
+        sizes = rows.count**2
+        start = self._start[around.batch]
+        if bool((start >= 0).all()):
+            return self._kept[spans(start, sizes)]
+        found = _inner_products(given(), rows)
+        if len(self._kept) + len(found) <= MOST_KEPT:
+            self._start[around.batch] = len(self._kept) + offsets(sizes)[:-1]
+            self._kept = torch.cat([self._kept, found])
+        return found
+
+
+class _Terms:
+    """Rows that belong to one term each, put in order: term by term.
+
+    order: the rows. tree: the term of each row, as given. count: how many rows each term has.
+    """
+
+    def __init__(self, tree: Tensor, terms: int) -> None:
+        self.tree = tree
+        self.order = torch.argsort(tree, stable=True)
+        self.count = torch.bincount(tree, minlength=terms)
+
+    def squared_norms(self, products: Tensor, gradient: Tensor) -> Tensor:
+        """For every term sum_ij products_ij (gradient_i . gradient_j) over pairs of its rows."""
+        width = torch.repeat_interleave(self.count, self.count)
+        first = torch.repeat_interleave(offsets(self.count)[:-1], self.count)
+        rowptr, rows = offsets(width), len(self.order)
+        csr = torch.sparse_csr_tensor(rowptr, spans(first, width), products, size=(rows, rows))
+        gradient = gradient.index_select(0, self.order.to(gradient.device))
+        each = (gradient * SparseMatrix(csr.to(gradient.device)).times(gradient)).sum(1)
+        squares = gradient.new_zeros(len(self.count))
+        return squares.index_add_(0, self.tree[self.order].to(gradient.device), each)
+
+
+def _inner_products(given: list[Rows], rows: _Terms) -> Tensor:
+    """The inner products of each term's rows, over all inputs: a square per term."""
+    squares = offsets(rows.count**2)
+    width = torch.repeat_interleave(rows.count, rows.count)
+    place = torch.empty_like(rows.order)  # a row's place within its term
+    place[rows.order] = spans(torch.zeros_like(rows.count), rows.count)
+    total = torch.zeros(int(squares[-1]))
+    for each in given:
+        if isinstance(each, Tensor):
+            one = torch.repeat_interleave(rows.order, width)
+            first = torch.repeat_interleave(offsets(rows.count)[:-1], rows.count)
+            total += inner_products(each.cpu(), one, each.cpu(), rows.order[spans(first, width)])
+            continue
+        shared = _within_terms(each, rows.tree, len(rows.count)).tocoo()
+        row, column = (torch.from_numpy(at).long() for at in (shared.row, shared.col))
+        term = rows.tree[row]
+        at = squares[term] + place[row] * rows.count[term] + place[column]
+        total.index_add_(0, at, torch.from_numpy(shared.data))
+    return total
+
+
+def term_norms(
+    seen: list[Any], losses: Tensor, around: Forest, products: InputProducts | None
+) -> Tensor:
     """The norm of every loss term's gradient over all weights that were watched."""
     outputs = [output for _, _, output in seen]
     gradients = torch.autograd.grad(losses.sum(), outputs, retain_graph=True)
     squares = losses.new_zeros(len(losses))
     with torch.no_grad():
         for (module, inputs, _), gradient in zip(seen, gradients, strict=True):
-            mine = tree[: len(gradient)]
-            given = _linear_inputs(module, inputs)
-            squares += _squared_norms(given, gradient, mine, len(losses))
+            mine = around.tree[: len(gradient)]
+            given = partial(_linear_inputs, module, inputs)
+            if products is not None and around.nodes is None and isinstance(inputs[0], Features):
+                rows = _Terms(mine, len(losses))
+                found = products.of(around, rows, given)
+                squares += rows.squared_norms(found, gradient)
+            else:
+                squares += _squared_norms(given(), gradient, mine, len(losses))
             if hasattr(module, "bias"):
                 of_bias = gradient.new_zeros(len(losses), gradient.shape[1])
                 squares += of_bias.index_add_(0, mine, gradient).square().sum(1)
@@ -147,22 +229,13 @@ def term_norms(seen: list[Any], losses: Tensor, tree: Tensor) -> Tensor:
 
 def _squared_norms(given: list[Rows], gradient: Tensor, tree: Tensor, terms: int) -> Tensor:
     """For every term, |sum over its rows of (input row) x (gradient row)|^2, over all inputs."""
-    squares = gradient.new_zeros(terms)
-    dense = [rows for rows in given if isinstance(rows, Tensor)]
-    if dense and len(tree) == terms:  # as in the last layer: a row each
-        inputs = sum(rows.square().sum(1) for rows in dense)
-        squares.index_add_(0, tree, inputs * gradient.square().sum(1))
-    elif dense:
-        pairs = (gradient @ gradient.T) * sum(rows @ rows.T for rows in dense)
-        squares.index_add_(0, tree, (pairs * (tree[:, None] == tree[None, :])).sum(1))
-    sparse = [_within_terms(rows, tree, terms) for rows in given if not isinstance(rows, Tensor)]
-    if sparse:
-        shared = sum(sparse[1:], sparse[0]).tocoo()
-        at = torch.from_numpy(np.stack([shared.row, shared.col])).long().to(gradient.device)
-        one, other = (gradient.index_select(0, rows) for rows in at)
-        products = torch.from_numpy(shared.data).to(gradient.device) * (one * other).sum(1)
-        squares.index_add_(0, tree.index_select(0, at[0]), products)
-    return squares
+    if len(tree) == terms and all(isinstance(rows, Tensor) for rows in given):
+        # As in the last layer: a row each.
+        inputs = sum(rows.square().sum(1) for rows in given if isinstance(rows, Tensor))
+        squares = gradient.new_zeros(terms)
+        return squares.index_add_(0, tree, inputs * gradient.square().sum(1))
+    rows = _Terms(tree, terms)
+    return rows.squared_norms(_inner_products(given, rows), gradient)
 
 
 def _within_terms(rows: sp.csr_matrix, tree: Tensor, terms: int) -> sp.csr_matrix:
@@ -188,16 +261,17 @@ def private_gradients(
     generator: torch.Generator,
     dropout: torch.Generator | None = None,
     mended: Tensor | None = None,
+    products: InputProducts | None = None,
 ) -> Tensor:
     """Give the model the gradients of a DP-SGD step; returns the batch's mean loss, unclipped.
 
     noise: standard deviation of the noise in units of the clipping norm. generator, dropout: draw
-    the noise, and what is dropped.
+    the noise, and what is dropped. products: what earlier steps on this graph have worked out.
     """
     with _Watching(model) as watching:
         scores = model(features, around.hops, dropout, mended)
     losses = F.cross_entropy(scores, labels, reduction="none")
-    norms = term_norms(watching.seen, losses, around.tree)
+    norms = term_norms(watching.seen, losses, around, products)
     scale = (clip / norms.clamp(min=1e-12)).clamp(max=1.0)
     (losses * scale).sum().backward()  # type: ignore[no-untyped-call]  # torch's
     for parameter in model.parameters():
