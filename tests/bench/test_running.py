@@ -37,6 +37,8 @@ method = "local"
 label = "lo_cal & <co>"
 """
 
+BASELINES = ["logistic*", "mlp*"]
+
 
 @pytest.fixture(scope="module")
 def plan() -> BenchPlan:
@@ -86,6 +88,44 @@ def test_files_are_written_and_agree(done: tuple[list[Block], Path]) -> None:
     assert "<co>" not in page
     assert "http" not in page
     HTMLParser().feed(page)
+
+
+def test_the_overview_puts_blocks_side_by_side(done: tuple[list[Block], Path]) -> None:
+    blocks, out = done
+    (overview,) = benches.overviews(blocks)
+    dataset = blocks[0].dataset
+    assert overview.heads == ["random", f"{dataset}, 2 silos", f"{dataset}, 3 silos"]
+    assert [row[0] for row in overview.rows][1:] == ["lo_cal & <co>", "majority*", *BASELINES]
+    for place, block in enumerate(blocks, 1):
+        for row, line in zip(overview.rows, block.lines, strict=True):
+            assert line.accuracy is not None
+            assert row[place].startswith(f"{line.accuracy.mean:.4f}")
+    assert " | ".join(overview.rows[0]) in (out / "table.md").read_text()
+    assert f"<td>{overview.rows[0][1]}</td>" in (out / "table.html").read_text()
+    assert len(benches.terminal_overviews(blocks)) == 1
+    assert benches.overviews(blocks[:1]) == []  # one block alone is its own overview
+    elsewhere = replace(blocks[1], split="louvain")
+    assert benches.overviews([blocks[0], elsewhere]) == []
+
+
+def test_the_overview_marks_what_surely_differs_from_the_base(
+    done: tuple[list[Block], Path],
+) -> None:
+    blocks, _ = done
+    marks = []
+    for difference, p in ((0.1, 0.049), (-0.1, 0.049), (0.1, 0.05), (-0.1, None)):
+        base, line, *_ = blocks[0].lines
+        assert line.paired is not None
+        far = replace(line.paired.difference, mean=difference)
+        line = replace(line, paired=replace(line.paired, difference=far, adjusted=p))
+        block = replace(blocks[0], lines=(base, line))
+        (overview,) = benches.overviews([block, replace(block, lines=(base,))])
+        marks.append(overview.rows[1][1][6:])
+        assert overview.rows[1][2] == ""  # the other block has no such row
+        assert overview.rows[0][1][6:] == ""
+    assert marks == [" ↑", " ↓", "", ""]
+    assert any("p < 0.05" in note for note in benches.notes(blocks))
+    assert not any("p < 0.05" in note for note in benches.notes(blocks[:1]))
 
 
 def test_a_second_run_finds_everything(plan: BenchPlan, done: tuple[list[Block], Path]) -> None:

@@ -95,6 +95,8 @@ def bench(
         for block in blocks:
             console.print(benches.terminal(block))
             console.print()
+        for table in benches.terminal_overviews(blocks):
+            console.print(table)
         for note in benches.notes(blocks):
             console.print(note, style="dim")
         console.print(f"Folder, with table.md, .csv, .tex and .html: {folder}", soft_wrap=True)

@@ -33,6 +33,9 @@ from fedmend.reports.tables import human_bytes
 
 Record = Mapping[str, Any]
 
+SURE = 0.05
+"""Below this adjusted p a row counts as different from the base row."""
+
 MARKS = {"above": "▲", "within": "≈", "below": "▼", "": ""}
 
 
@@ -224,7 +227,7 @@ def _heads(block: Block) -> list[str]:
 
 
 def _texts(line: Line) -> list[str]:
-    name = f"{line.label}*" if line.baseline else line.label
+    name = _name(line)
     if line.accuracy is None:
         state = f"failed ({line.failed})" if line.failed else ("no tests" if line.seeds else "...")
         return [name, state, *[""] * (len(HEADS) - 2)]
@@ -250,6 +253,10 @@ def _texts(line: Line) -> list[str]:
     return [name, ours, *published, *against, _recovered(line.recovered), *cost]
 
 
+def _name(line: Line) -> str:
+    return f"{line.label}*" if line.baseline else line.label
+
+
 def _recovered(share: Share | str | None) -> str:
     if isinstance(share, Share):
         return f"{share.value:.0%} ({share.low:.0%} to {share.high:.0%})"
@@ -271,6 +278,44 @@ def _columns(block: Block) -> list[int]:
     return [i for i in range(len(HEADS)) if i < 2 or any(row[i] for row in texts)]
 
 
+@dataclass(frozen=True)
+class Overview:
+    """Blocks side by side: their rows' mean accuracies, a column per block."""
+
+    heads: list[str]
+    rows: list[list[str]]
+
+
+def overviews(blocks: Sequence[Block], *, by_dataset: bool = False) -> list[Overview]:
+    """The blocks of one split in one table, or of one split and dataset; none where it is alone."""
+    groups: dict[tuple[str, ...], list[Block]] = {}
+    for block in blocks:
+        place = (block.split, block.dataset) if by_dataset else (block.split,)
+        groups.setdefault(place, []).append(block)
+    return [_overview(group) for group in groups.values() if len(group) > 1]
+
+
+def _overview(blocks: Sequence[Block]) -> Overview:
+    lines = [{line.label: line for line in block.lines} for block in blocks]
+    labels = {label: line for by_label in lines for label, line in by_label.items()}
+    heads = [f"{block.dataset}, {block.silos} silos" for block in blocks]
+    rows = [
+        [_name(line), *(_at_a_glance(by_label.get(label)) for by_label in lines)]
+        for label, line in labels.items()
+    ]
+    return Overview([blocks[0].split, *heads], rows)
+
+
+def _at_a_glance(line: Line | None) -> str:
+    """A mean, and whether it differs from the base row's."""
+    if line is None or line.accuracy is None:
+        return ""
+    test = line.paired
+    sure = test is not None and test.adjusted is not None and test.adjusted < SURE
+    sign = (" ↑" if test.difference.mean > 0 else " ↓") if test and sure else ""
+    return f"{line.accuracy.mean:.4f}{sign}"
+
+
 def notes(blocks: Sequence[Block]) -> list[str]:
     """What the columns mean."""
     found = []
@@ -287,6 +332,9 @@ def notes(blocks: Sequence[Block]) -> list[str]:
             "against: paired by seed and split ± 95% interval; p: paired t test, Holm-adjusted "
             "within the table."
         )
+    if overviews(blocks) and any(line.paired for line in lines):
+        bases = ", ".join(sorted({block.base for block in blocks}))
+        found.append(f"↑ ↓: above or below {bases} with p < {SURE}.")
     ends = sorted({line.between for line in lines if line.between and line.recovered})
     if ends:
         named = "; ".join(f"{low} to {high}" for low, high in ends)
@@ -319,6 +367,20 @@ def terminal(block: Block) -> Group:
     return Group(*parts, table)
 
 
+def terminal_overviews(blocks: Sequence[Block]) -> list[Table]:
+    """For the terminal, a table per dataset."""
+    found = []
+    for each in overviews(blocks, by_dataset=True):
+        table = Table(box=box.SIMPLE_HEAD)
+        for i, head in enumerate(each.heads):
+            table.add_column(head, justify="left" if i == 0 else "right")
+        colours = {"↑": "green", "↓": "red"}
+        for row in each.rows:
+            table.add_row(*(Text(text, style=colours.get(text[-1:], "")) for text in row))
+        found.append(table)
+    return found
+
+
 def _stacked(line: Line) -> list[str]:
     """A row whose figures stand above their intervals, so that it fits 80 columns."""
     name, ours, published, difference, mark, against, p, won, seconds, sent = _texts(line)
@@ -331,17 +393,16 @@ def _stacked(line: Line) -> list[str]:
 
 
 def markdown(blocks: Sequence[Block]) -> str:
-    """Pipe tables."""
+    """Pipe tables; the overview first."""
     parts = []
+    for each in overviews(blocks):
+        parts += [*_pipe_table(each.heads, each.rows), ""]
     for block in blocks:
         heads, columns = _heads(block), _columns(block)
         rows = [[_texts(line)[i] for i in columns] for line in block.lines]
         parts.append(f"### {block.title}\n\n{_capital(block.about)}.\n")
         parts += [f"**Warning:** {each}.\n" for each in block.warnings]
-        parts.append(_pipe([heads[i] for i in columns]))
-        parts.append(_pipe(["---", *["---:"] * (len(columns) - 1)]))
-        parts += [_pipe([text.replace("|", "\\|") for text in row]) for row in rows]
-        parts.append("")
+        parts += [*_pipe_table([heads[i] for i in columns], rows), ""]
     parts += [f"- {note}" for note in notes(blocks)]
     return "\n".join(parts) + "\n"
 
@@ -350,8 +411,10 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _pipe(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(texts)} |"
+def _pipe_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    line = ["---", *["---:"] * (len(heads) - 1)]
+    escaped = [[text.replace("|", "\\|") for text in row] for row in rows]
+    return [f"| {' | '.join(texts)} |" for texts in (heads, line, *escaped)]
 
 
 CSV_COLUMNS = (
@@ -456,17 +519,26 @@ def to_html(title: str, blocks: Sequence[Block]) -> str:
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{html.escape(title)}</h1>",
     ]
+    for each in overviews(blocks):
+        parts += _html_table(each.heads, each.rows)
     for block in blocks:
         heads, columns = _heads(block), _columns(block)
         parts.append(f"<h2>{html.escape(block.title)}</h2>")
         parts.append(f"<p>{html.escape(_capital(block.about))}.</p>")
         parts += [f'<p class="warning">Warning: {html.escape(w)}.</p>' for w in block.warnings]
-        cells = "".join(f'<th scope="col">{html.escape(heads[i])}</th>' for i in columns)
-        parts.append(f'<div class="wide" tabindex="0"><table><thead><tr>{cells}</tr></thead>')
-        for line in block.lines:
-            mark = line.published.mark if line.published else ""
-            cells = "".join(f"<td>{html.escape(_texts(line)[i])}</td>" for i in columns)
-            parts.append(f'<tr class="{mark}">{cells}</tr>')
-        parts.append("</table></div>")
+        rows = [[_texts(line)[i] for i in columns] for line in block.lines]
+        marks = [line.published.mark if line.published else "" for line in block.lines]
+        parts += _html_table([heads[i] for i in columns], rows, marks)
     parts.append("<ul>" + "".join(f"<li>{html.escape(n)}</li>" for n in notes(blocks)) + "</ul>")
     return "\n".join(parts) + "</body></html>\n"
+
+
+def _html_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], marks: Sequence[str] | None = None
+) -> list[str]:
+    cells = "".join(f'<th scope="col">{html.escape(head)}</th>' for head in heads)
+    parts = [f'<div class="wide" tabindex="0"><table><thead><tr>{cells}</tr></thead>']
+    for mark, row in zip(marks or [""] * len(rows), rows, strict=True):
+        cells = "".join(f"<td>{html.escape(text)}</td>" for text in row)
+        parts.append(f'<tr class="{mark}">{cells}</tr>')
+    return [*parts, "</table></div>"]
