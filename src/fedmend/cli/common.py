@@ -60,7 +60,9 @@ ResumeOption = Annotated[
 EvaluationOption = Annotated[
     str | None, typer.Option("--evaluation", help="global-graph, own-subgraph or cross-edges.")
 ]
-BackboneOption = Annotated[str | None, typer.Option("--backbone", help="sage, gcn, gat or mlp.")]
+BackboneOption = Annotated[
+    str | None, typer.Option("--backbone", help="sage, gcn, gat, gpr or mlp.")
+]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="Torch device, e.g. cpu.")]
 TrackOption = Annotated[
     list[str] | None,
