@@ -164,19 +164,22 @@ class _Terms:
     """Rows that belong to one term each, put in order: term by term.
 
     order: the rows. tree: the term of each row, as given. count: how many rows each term has.
+    partners: for one row in order after another, the places of all rows of its term; `rowptr`
+        says where each one's begin.
     """
 
     def __init__(self, tree: Tensor, terms: int) -> None:
         self.tree = tree
         self.order = torch.argsort(tree, stable=True)
         self.count = torch.bincount(tree, minlength=terms)
+        width = torch.repeat_interleave(self.count, self.count)
+        first = torch.repeat_interleave(offsets(self.count)[:-1], self.count)
+        self.rowptr, self.partners = offsets(width), spans(first, width)
 
     def squared_norms(self, products: Tensor, gradient: Tensor) -> Tensor:
         """For every term sum_ij products_ij (gradient_i . gradient_j) over pairs of its rows."""
-        width = torch.repeat_interleave(self.count, self.count)
-        first = torch.repeat_interleave(offsets(self.count)[:-1], self.count)
-        rowptr, rows = offsets(width), len(self.order)
-        csr = torch.sparse_csr_tensor(rowptr, spans(first, width), products, size=(rows, rows))
+        rows = len(self.order)
+        csr = torch.sparse_csr_tensor(self.rowptr, self.partners, products, size=(rows, rows))
         gradient = gradient.index_select(0, self.order.to(gradient.device))
         each = (gradient * SparseMatrix(csr.to(gradient.device)).times(gradient)).sum(1)
         squares = gradient.new_zeros(len(self.count))
@@ -186,15 +189,13 @@ class _Terms:
 def _inner_products(given: list[Rows], rows: _Terms) -> Tensor:
     """The inner products of each term's rows, over all inputs: a square per term."""
     squares = offsets(rows.count**2)
-    width = torch.repeat_interleave(rows.count, rows.count)
     place = torch.empty_like(rows.order)  # a row's place within its term
     place[rows.order] = spans(torch.zeros_like(rows.count), rows.count)
     total = torch.zeros(int(squares[-1]))
     for each in given:
         if isinstance(each, Tensor):
-            one = torch.repeat_interleave(rows.order, width)
-            first = torch.repeat_interleave(offsets(rows.count)[:-1], rows.count)
-            total += inner_products(each.cpu(), one, each.cpu(), rows.order[spans(first, width)])
+            one = torch.repeat_interleave(rows.order, rows.rowptr.diff())
+            total += inner_products(each.cpu(), one, each.cpu(), rows.order[rows.partners])
             continue
         shared = _within_terms(each, rows.tree, len(rows.count)).tocoo()
         row, column = (torch.from_numpy(at).long() for at in (shared.row, shared.col))
