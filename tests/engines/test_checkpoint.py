@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -298,6 +298,24 @@ def test_damaged_runs_never_end_in_a_traceback(
     finally:
         file.write_bytes(good)
     assert said is None or "\n" not in said
+
+
+@pytest.mark.parametrize("field_", ["accuracy", "one"])
+def test_a_servers_state_that_lacks_a_field_is_damaged(field_: str) -> None:
+    """An empty dict is not written at all; what else is missing was lost."""
+    whole = a_checkpoint()
+    tensors, plain = (dict(part) for part in whole.server)
+    whole.fill(State())
+    (plain if field_ in plain else tensors).pop(field_)
+    with pytest.raises(KeyError, match=field_):
+        replace(whole, server=(tensors, plain)).fill(State())
+
+
+def test_a_number_that_became_something_else_is_damage() -> None:
+    whole = a_checkpoint()
+    tensors, plain = whole.server
+    with pytest.raises(TypeError, match="accuracy is no number"):
+        replace(whole, server=(tensors, {**plain, "accuracy": None})).fill(State())
 
 
 class OneRun:

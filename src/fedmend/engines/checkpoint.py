@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedmend.errors import FileFormatError, SettingsError
 from fedmend.files import write_bytes
+from fedmend.saved import under
 
 FORMAT = "fedmend checkpoint 1"
 Packed = tuple[dict[str, Tensor], dict[str, Any]]
@@ -44,14 +45,19 @@ class Checkpoint:
         """Put the saved server state into `state`, field by field."""
         tensors, plain = self.server
         for field in dataclasses.fields(state):
+            now = getattr(state, field.name)
             if field.name in plain:
-                setattr(state, field.name, plain[field.name])
+                found = plain[field.name]
+                if isinstance(now, int | float) and not isinstance(found, int | float):
+                    raise TypeError(f"{field.name} is no number")
             elif field.name in tensors:
-                setattr(state, field.name, tensors[field.name])
+                found = tensors[field.name]
             else:
-                prefix = f"{field.name}/"
-                found = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-                setattr(state, field.name, found)
+                found = under(f"{field.name}/", tensors)
+                # Of an empty dict nothing was written; anything else should have been.
+                if not found and not isinstance(now, dict | None):
+                    raise KeyError(field.name)
+            setattr(state, field.name, found)
 
 
 def packed(state: Any) -> Packed:
