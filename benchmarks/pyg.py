@@ -24,17 +24,27 @@ with warnings.catch_warnings():
     from torch_geometric.nn import GCNConv, SAGEConv
 
 
-class _Net(torch.nn.Module):
-    def __init__(self, backbone: str, inputs: int, hidden: int, classes: int) -> None:
+class Net(torch.nn.Module):
+    """Two layers of PyG's."""
+
+    def __init__(
+        self, backbone: str, inputs: int, hidden: int, classes: int, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         conv = SAGEConv if backbone == "sage" else GCNConv
         self.first, self.second = conv(inputs, hidden), conv(hidden, classes)
+        self.dropout = dropout
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        scores: Tensor = self.second(torch.relu(self.first(x, edge_index)), edge_index)
+        """Every node's scores."""
+        h = torch.relu(self.first(x, edge_index))
+        if self.dropout:
+            h = F.dropout(h, self.dropout, self.training)
+        scores: Tensor = self.second(h, edge_index)
         return scores
 
     def blocks(self, x: Tensor, hops: Any) -> Tensor:
+        """The scores of a batch, from the hops drawn for it."""
         wide, narrow = hops
         h = torch.relu(self.first((x, x[: wide.rows]), _edge_index(wide)))
         scores: Tensor = self.second((h, h[: narrow.rows]), _edge_index(narrow))
@@ -84,10 +94,8 @@ def mini_batch_seconds(
     return time.perf_counter() - started
 
 
-def _made(
-    graph: Graph, backbone: str, hidden: int, lr: float
-) -> tuple[_Net, torch.optim.Optimizer]:
+def _made(graph: Graph, backbone: str, hidden: int, lr: float) -> tuple[Net, torch.optim.Optimizer]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = _Net(backbone, graph.num_features, hidden, graph.num_classes)
+        model = Net(backbone, graph.num_features, hidden, graph.num_classes)
     return model, torch.optim.Adam(model.parameters(), lr)

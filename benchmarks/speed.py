@@ -1,8 +1,9 @@
-"""FedAvg's rounds beside a bare loop, beside OpenFGL's figures, and beside plain PyG training.
+"""FedAvg's rounds beside a bare loop, beside OpenFGL's steps, and beside plain PyG training.
 
 What is compared takes turns in one process, one torch thread: whatever else the machine does hits
 all alike. FedAvg and the bare loop have a process of their own (`rounds.py` says why), FedAvg and
-PyG another. Every figure is a median over the turns, every ratio the median of the turns' own.
+OpenFGL's steps another, FedAvg and PyG a third. Every figure is a median over the turns, every
+ratio the median of the turns' own.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from benchmarks.common import (
 )
 from benchmarks.fresh import in_fresh_process
 from benchmarks.memory import fedavg_memory
+from benchmarks.openfgl_steps import beside_openfgl_steps
 from benchmarks.rounds import LR, beside_a_bare_loop, ratio, seconds_per_round, taking_turns
 from fedmend.data.datasets import load
 from fedmend.data.partition import Partition, split
@@ -83,18 +85,18 @@ def _full_batch(
     whole = _whole(silos)
     epochs = rounds * FULL_BATCH["local_epochs"]
     hidden = FULL_BATCH["hidden"]
-    alone = in_fresh_process(
-        beside_a_bare_loop,
-        {
-            "dataset": dataset,
-            "root": None if root is None else str(root),
-            "silos": SILOS,
-            "backbone": backbone,
-            "rounds": rounds,
-            "repeats": repeats,
-            "settings": FULL_BATCH,
-        },
-    )
+    given = {
+        "dataset": dataset,
+        "root": None if root is None else str(root),
+        "silos": SILOS,
+        "backbone": backbone,
+        "rounds": rounds,
+        "repeats": repeats,
+        "settings": FULL_BATCH,
+    }
+    alone = in_fresh_process(beside_a_bare_loop, given)
+    fewer = {**given, "rounds": max(1, rounds // 3)}  # its rounds take eight times as long
+    beside_steps = in_fresh_process(beside_openfgl_steps, fewer)
     seconds = taking_turns(
         f"{dataset}, {backbone}, full batch, beside PyG",
         repeats,
@@ -112,6 +114,7 @@ def _full_batch(
         "dataset": dataset,
         "backbone": backbone,
         **alone,
+        **beside_steps,
         "beside_pyg_seconds": statistics.median(seconds["one"]),
         "pyg_seconds": statistics.median(seconds["pyg"]),
         "of_pyg": ratio(seconds["one"], seconds["pyg"]),
