@@ -17,7 +17,7 @@ from fedmend.bench.running import BenchPlan, run_bench, update_page
 from fedmend.cells import Engine, Outcome, Telling
 from fedmend.errors import FileFormatError
 from fedmend.evaluation.metrics import Share
-from fedmend.reports import benches
+from fedmend.reports import bench_formats
 from fedmend.reports.benches import Block
 
 TEXT = """
@@ -92,7 +92,7 @@ def test_files_are_written_and_agree(done: tuple[list[Block], Path]) -> None:
 
 def test_the_overview_puts_blocks_side_by_side(done: tuple[list[Block], Path]) -> None:
     blocks, out = done
-    (overview,) = benches.overviews(blocks)
+    (overview,) = bench_formats.overviews(blocks)
     dataset = blocks[0].dataset
     assert overview.heads == ["random", f"{dataset}, 2 silos", f"{dataset}, 3 silos"]
     assert [row[0] for row in overview.rows][1:] == ["lo_cal & <co>", "majority*", *BASELINES]
@@ -102,10 +102,10 @@ def test_the_overview_puts_blocks_side_by_side(done: tuple[list[Block], Path]) -
             assert row[place].startswith(f"{line.accuracy.mean:.4f}")
     assert " | ".join(overview.rows[0]) in (out / "table.md").read_text()
     assert f"<td>{overview.rows[0][1]}</td>" in (out / "table.html").read_text()
-    assert len(benches.terminal_overviews(blocks)) == 1
-    assert benches.overviews(blocks[:1]) == []  # one block alone is its own overview
+    assert len(bench_formats.terminal_overviews(blocks)) == 1
+    assert bench_formats.overviews(blocks[:1]) == []  # one block alone is its own overview
     elsewhere = replace(blocks[1], split="louvain")
-    assert benches.overviews([blocks[0], elsewhere]) == []
+    assert bench_formats.overviews([blocks[0], elsewhere]) == []
 
 
 def test_the_overview_marks_what_surely_differs_from_the_base(
@@ -119,13 +119,13 @@ def test_the_overview_marks_what_surely_differs_from_the_base(
         far = replace(line.paired.difference, mean=difference)
         line = replace(line, paired=replace(line.paired, difference=far, adjusted=p))
         block = replace(blocks[0], lines=(base, line))
-        (overview,) = benches.overviews([block, replace(block, lines=(base,))])
+        (overview,) = bench_formats.overviews([block, replace(block, lines=(base,))])
         marks.append(overview.rows[1][1][6:])
         assert overview.rows[1][2] == ""  # the other block has no such row
         assert overview.rows[0][1][6:] == ""
     assert marks == [" ↑", " ↓", "", ""]
-    assert any("p < 0.05" in note for note in benches.notes(blocks))
-    assert not any("p < 0.05" in note for note in benches.notes(blocks[:1]))
+    assert any("p < 0.05" in note for note in bench_formats.notes(blocks))
+    assert not any("p < 0.05" in note for note in bench_formats.notes(blocks[:1]))
 
 
 def test_a_second_run_finds_everything(plan: BenchPlan, done: tuple[list[Block], Path]) -> None:
@@ -168,7 +168,7 @@ def test_how_far_rows_go_between_two_others(plan: BenchPlan, tmp_path: Path) -> 
     row = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))[2]
     assert row["row"] == "same"
     assert float(row["recovered"]) == pytest.approx(1.0)
-    assert any("majority to top" in note for note in benches.notes(blocks))
+    assert any("majority to top" in note for note in bench_formats.notes(blocks))
     assert [row.between for row in suite.only(rows=["fedavg", "same"]).rows] == [None, None]
     here = replace(suite, rows=(rows[0], replace(rows[1], between=("fedavg", "top"))))
     assert here.only(rows=["fedavg", "top"]).rows[1].between == ("fedavg", "top")
@@ -179,7 +179,7 @@ def test_what_failed_or_has_not_run_is_shown_as_such(plan: BenchPlan) -> None:
     name = plan.cell(place, plan.rows[0], 1).name
     block = plan.block(place, Outcome({}, {name: "why"}))
     assert block.lines[0].failed == 1
-    assert "failed (1)" in benches.markdown([block])
+    assert "failed (1)" in bench_formats.markdown([block])
     assert "nothing has finished yet" in block.about
     assert plan.place_of(name) == place
 

@@ -18,7 +18,7 @@ from fedmend.errors import FileFormatError, SettingsError, UnknownNameError
 from fedmend.evaluation.baselines import BASELINES
 from fedmend.experiments import Source
 from fedmend.files import write_bytes, write_json
-from fedmend.reports import benches
+from fedmend.reports import bench_formats, benches
 from fedmend.reports.benches import Block, Given
 from fedmend.reports.record import versions
 
@@ -168,10 +168,10 @@ def write_tables(plan: BenchPlan, blocks: list[Block], outcome: Outcome, out: Pa
         },
     )
     texts = {
-        "table.md": benches.markdown(blocks),
-        "table.csv": benches.to_csv(blocks),
-        "table.tex": benches.latex(blocks),
-        "table.html": benches.to_html(f"{suite.name}: {suite.about}", blocks),
+        "table.md": bench_formats.markdown(blocks),
+        "table.csv": bench_formats.to_csv(blocks),
+        "table.tex": bench_formats.latex(blocks),
+        "table.html": bench_formats.to_html(f"{suite.name}: {suite.about}", blocks),
     }
     for name, text in texts.items():
         write_bytes(out / name, text.encode())
@@ -203,7 +203,7 @@ def update_page(path: Path, plan: BenchPlan, blocks: list[Block]) -> None:
             f"`fedmend bench {suite.name}`: {suite.seeds} seeds (0 to {suite.seeds - 1}), "
             f"{found['date']}; {found['machine']}; {named}.",
             "",
-            benches.markdown(blocks),
+            bench_formats.markdown(blocks),
         ]
     )
     first, last = f"<!-- suite {suite.name} -->", f"<!-- end of {suite.name} -->"

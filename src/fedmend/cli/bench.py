@@ -67,7 +67,7 @@ def bench(
         from fedmend.bench.running import BenchPlan, run_bench, update_page
         from fedmend.cells import Engine, Outcome
         from fedmend.cli.cells import CellsDisplay, stopping_gently
-        from fedmend.reports import benches
+        from fedmend.reports import bench_formats
 
         settings = common.gather_settings(set_, config, rounds=rounds)
         plan = BenchPlan(
@@ -78,7 +78,7 @@ def bench(
     def so_far(records: dict[str, Any]) -> RenderableType:
         """The table that the newest cell belongs to."""
         place = plan.place_of(next(reversed(records)))
-        return benches.terminal(plan.block(place, Outcome(records)))
+        return bench_formats.terminal(plan.block(place, Outcome(records)))
 
     with CellsDisplay(len(cells), so_far) as display:
         telling = display.telling()
@@ -93,11 +93,11 @@ def bench(
     else:
         console = common.out_console()
         for block in blocks:
-            console.print(benches.terminal(block))
+            console.print(bench_formats.terminal(block))
             console.print()
-        for table in benches.terminal_overviews(blocks):
+        for table in bench_formats.terminal_overviews(blocks):
             console.print(table)
-        for note in benches.notes(blocks):
+        for note in bench_formats.notes(blocks):
             console.print(note, style="dim")
         console.print(f"Folder, with table.md, .csv, .tex and .html: {folder}", soft_wrap=True)
     if outcome.failures:
