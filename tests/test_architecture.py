@@ -27,7 +27,7 @@ LAYERS = [
     {"engines", "reports"},
     {"run", "tracking"},
     {"experiments", "predictions", "deploy"},
-    {"cells", "retracing"},
+    {"cells", "retracing", "reuse"},
     {"studies", "bench"},
     {"cli"},
 ]

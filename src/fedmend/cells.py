@@ -28,6 +28,7 @@ from fedmend.evaluation.baselines import BASELINES, run_baseline
 from fedmend.experiments import Source
 from fedmend.files import read_json, write_json
 from fedmend.reports import record as records
+from fedmend.reuse import FinishedRuns, check_folders, take_over
 from fedmend.run import configure, is_same_run, train
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Engine:
     workers: int = 0
     threads: int = 1
     checkpoint_every: int = 10
+    reuse: tuple[Path, ...] = ()
+    """Folders whose finished runs are taken over where a cell is the same run."""
 
 
 def _nothing(*_: Any) -> None:
@@ -99,6 +102,7 @@ def run_cells(
     if engine.jobs < 1:
         raise SettingsError(f"jobs={engine.jobs} is not allowed: at least 1")
     check_cells(cells)
+    check_folders(engine.reuse)
     if engine.jobs == 1 or len(cells) < 2:
         return _one_after_another(cells, out, engine, telling)
     return _side_by_side(cells, out, engine, telling)
@@ -122,27 +126,37 @@ def known_settings(method: str) -> set[str]:
     return {each.name for each in fields(methods.find(method).settings_type)}
 
 
-class _Splits:
-    """The split of the cell before: the next one often has the same."""
+class _Kept:
+    """What a process keeps from cell to cell.
 
-    def __init__(self) -> None:
+    The split of the cell before, because the next one often has the same, and the finished runs
+    elsewhere that may be taken over.
+    """
+
+    def __init__(self, engine: Engine) -> None:
         self._source: Source | None = None
+        self.finished = FinishedRuns(engine.reuse)
 
-    def __call__(self, source: Source) -> Source:
+    def split(self, source: Source) -> Source:
         if self._source is None or self._source != source:
             self._source = replace(source)  # a copy: what it keeps is dropped with it
         return self._source
 
 
-def run_cell(cell: Cell, out: Path, splits: _Splits, engine: Engine, watch: Watch) -> Record:
-    """One cell's record: of the finished run in its folder, or of one that is made now."""
+def run_cell(cell: Cell, out: Path, kept: _Kept, engine: Engine, watch: Watch) -> Record:
+    """One cell's record: of the finished run in its folder or elsewhere, or of one made now."""
     folder = out / cell.name
-    silos = splits(cell.source).partition(cell.seed)
+    silos = kept.split(cell.source).partition(cell.seed)
     if cell.method in BASELINES:
         return _baseline(cell, silos, folder)
+    wanted = (cell.method, cell.settings, silos, cell.seed, cell.evaluation)
+    if not (folder / records.RECORD).exists():
+        elsewhere = kept.finished.find(*wanted)
+        if elsewhere is not None:
+            take_over(elsewhere, folder)
     if (folder / records.RECORD).exists():
         record: Record = read_json(folder / records.RECORD)
-        if is_same_run(record, cell.method, cell.settings, silos, cell.seed, cell.evaluation):
+        if is_same_run(record, *wanted):
             return record
         raise SettingsError(
             f"{folder} holds a run of other settings or another split; choose another --out, or "
@@ -210,13 +224,13 @@ def why(error: Exception) -> str:
 def _one_after_another(
     cells: Sequence[Cell], out: Path, engine: Engine, telling: Telling
 ) -> Outcome:
-    outcome, splits = Outcome(), _Splits()
+    outcome, kept = Outcome(), _Kept(engine)
     for cell in cells:
         if telling.stop_requested:
             raise Interrupted
         telling.started(cell)
         try:
-            record = run_cell(cell, out, splits, engine, _watch(cell, telling))
+            record = run_cell(cell, out, kept, engine, _watch(cell, telling))
         except Exception as error:  # whatever it is, the other cells go on
             if telling.stop_requested:
                 raise  # somebody who had no patience for the round's end
@@ -246,16 +260,16 @@ def _work(pipe: Connection, stop: Event, out: Path, engine: Engine) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     process_is_ours()
-    splits = _Splits()
+    kept = _Kept(engine)
     try:
         while (cell := pipe.recv()) is not None:
-            pipe.send(_result(cell, pipe, stop, out, engine, splits))
+            pipe.send(_result(cell, pipe, stop, out, engine, kept))
     except (EOFError, BrokenPipeError):
         return  # the parent is gone
 
 
 def _result(
-    cell: Cell, pipe: Connection, stop: Event, out: Path, engine: Engine, splits: _Splits
+    cell: Cell, pipe: Connection, stop: Event, out: Path, engine: Engine, kept: _Kept
 ) -> tuple[str, Any]:
     watch = Watch(on_sentence=lambda sentence: pipe.send(("said", sentence)))
     told = 0.0
@@ -269,7 +283,7 @@ def _result(
 
     watch.on_round = on_round
     try:
-        return "finished", run_cell(cell, out, splits, engine, watch)
+        return "finished", run_cell(cell, out, kept, engine, watch)
     except Interrupted:
         return "stopped", None
     except BrokenPipeError:

@@ -91,3 +91,17 @@ def test_mistakes_are_one_line(fedmend: Command, arguments: tuple[str, ...], sai
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_runs_of_another_suite_are_taken_over(fedmend: Command, tmp_path: Path) -> None:
+    short = SUITE.replace(', "csbm:nodes=2,classes=2"', "")
+    (tmp_path / "mine.toml").write_text(short)
+    (tmp_path / "other.toml").write_text(short.replace('"local"', '"fedprox"'))
+    options = ("--workers", "1", "--json", "--rows", "fedavg")
+    one = json.loads(fedmend("bench", "mine.toml", "--out", "one", *options).stdout)
+    done = fedmend("bench", "other.toml", "--out", "two", "--reuse", "one", *options)
+    (other,) = json.loads(done.stdout)["tables"]
+    assert other["lines"][0]["seconds"] == one["tables"][0]["lines"][0]["seconds"]
+    wrong = fedmend("bench", "other.toml", "--out", "three", "--reuse", "nowhere", *options)
+    assert wrong.returncode == 2
+    assert "nowhere: there is no such folder" in wrong.stderr

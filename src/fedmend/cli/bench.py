@@ -34,6 +34,7 @@ def bench(
     set_: common.SetOption = None,
     config: common.ConfigOption = None,
     out: common.OutOption = None,
+    reuse: common.ReuseOption = None,
     jobs: common.JobsOption = 1,
     workers: common.WorkersOption = 0,
     threads: common.ThreadsOption = 1,
@@ -83,7 +84,9 @@ def bench(
     with CellsDisplay(len(cells), so_far) as display:
         telling = display.telling()
         with stopping_gently(display, telling, folder):
-            engine = Engine(jobs, _workers(workers, jobs), threads, checkpoint_every)
+            engine = Engine(
+                jobs, _workers(workers, jobs), threads, checkpoint_every, tuple(reuse or ())
+            )
             blocks, outcome = run_bench(plan, folder, engine, telling)
     if page is not None:
         update_page(page, plan, blocks)

@@ -71,6 +71,14 @@ TrackOption = Annotated[
 JobsOption = Annotated[
     int, typer.Option("--jobs", min=1, help="Runs side by side, in processes of their own.")
 ]
+ReuseOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--reuse",
+        help="A folder of another suite or study: what is the same run there is taken over. "
+        "Repeatable.",
+    ),
+]
 WorkersOption = Annotated[
     int,
     typer.Option(

@@ -42,6 +42,7 @@ def study(
     evaluation: common.EvaluationOption = None,
     backbone: common.BackboneOption = None,
     device: common.DeviceOption = None,
+    reuse: common.ReuseOption = None,
     jobs: common.JobsOption = 1,
     workers: common.WorkersOption = 0,
     threads: common.ThreadsOption = 1,
@@ -96,7 +97,7 @@ def study(
     with CellsDisplay(len(cells), so_far) as display:
         telling = display.telling()
         with stopping_gently(display, telling, folder):
-            engine = Engine(jobs, workers, threads, checkpoint_every)
+            engine = Engine(jobs, workers, threads, checkpoint_every, tuple(reuse or ()))
             entries, failures = run_study(plan, folder, engine, telling)
     drawn = reports.plot(title, chosen.varies, entries, folder)
     if not drawn:
