@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
+from fedmend.data.partition import Partition
 from fedmend.engines import wire
 from fedmend.engines.inprocess import InProcess
 from fedmend.errors import FederationError
 from fedmend.federation import Nothing, Schema, SiloLost
 from fedmend.methods import fedsage_plus
 from fedmend.methods.fedsage_plus import FedSagePlusSettings
-from fedmend.parts.head_exchange import HeadGradient, Offer, exchange
+from fedmend.parts.head_exchange import HeadGradient, Offer, exchange, well_filled
 from fedmend.run import train
 from tests.tiny import QUICK, tiny_partition
 
@@ -38,12 +41,14 @@ SCHEMA = Schema(6, PARTITION.silos["silo-0"].label_names)
 
 
 def silos(
-    settings: FedSagePlusSettings = SETTINGS, kind: type[fedsage_plus.Silo] = fedsage_plus.Silo
+    settings: FedSagePlusSettings = SETTINGS,
+    kind: type[fedsage_plus.Silo] = fedsage_plus.Silo,
+    partition: Partition = PARTITION,
 ) -> dict[str, fedsage_plus.Silo]:
-    made = {name: kind(name, graph, settings, 0) for name, graph in PARTITION.silos.items()}
+    made = {name: kind(name, graph, settings, 0) for name, graph in partition.silos.items()}
     for silo in made.values():
-        with torch.no_grad():  # so that there is something to offer: one, two and three neighbours
-            silo.learner.number.bias.fill_(1.7)
+        with torch.no_grad():  # so that there is something to offer: two and three neighbours
+            silo.learner.number.bias.fill_(2.6)
             silo.learner.number.weight.mul_(3)
     return made
 
@@ -69,7 +74,7 @@ def cross_term(weights: Mapping[str, Tensor], offer: Offer, x: Tensor) -> Tensor
 
 def test_gradient_is_that_of_the_cross_term() -> None:
     made = silos()
-    offer = offer_of(made["silo-0"])
+    offer = offer_of(made["silo-2"])
     assert len(set(offer.predicted.tolist())) > 1
     found = made["silo-1"].measure(offer).gradient
     weights = {key: value.detach().clone().requires_grad_() for key, value in offer.head.items()}
@@ -98,9 +103,11 @@ class Listening(InProcess[Any]):
 
 
 def one_round(
-    lose: tuple[str, str] = ("", ""), kind: type[fedsage_plus.Silo] = fedsage_plus.Silo
+    lose: tuple[str, str] = ("", ""),
+    kind: type[fedsage_plus.Silo] = fedsage_plus.Silo,
+    partition: Partition = PARTITION,
 ) -> Listening:
-    engine = Listening(silos(SETTINGS, kind).values(), SCHEMA, 0, workers=1)
+    engine = Listening(silos(SETTINGS, kind, partition).values(), SCHEMA, 0, workers=1)
     engine.lose = lose
     with engine:
         for number in engine.rounds(1, Nothing(), "exchange"):
@@ -133,16 +140,26 @@ def test_server_adds_the_gradients_up() -> None:
 
 
 def test_a_lost_silos_term_is_left_out_and_said_so() -> None:
-    engine = one_round(lose=("measure", "silo-2"))
+    engine = one_round(lose=("measure", "silo-3"), partition=tiny_partition(4))
     found, got = gradients(engine, "silo-0")
-    answered = [each for each in found if each is not None]
-    assert len(answered) == 1
+    one, other = (each for each in found if each is not None)
+    assert got.gradient
     for key, value in got.gradient.items():
-        assert torch.equal(value, answered[0].gradient[key])
-    assert "silo-2 is left out of what silo-0's generator learns from" in engine.sentences
-    assert "silo-2 is left out of what silo-1's generator learns from" in engine.sentences
-    # Silo 2 itself still learns from the others.
-    assert len([each for each in gradients(engine, "silo-2")[0] if each is not None]) == 2
+        assert torch.equal(value, one.gradient[key] + other.gradient[key])
+    for name in ("silo-0", "silo-1", "silo-2"):
+        assert f"silo-3 is left out of what {name}'s generator learns from" in engine.sentences
+    # Silo 3 itself still learns from the others.
+    assert len([each for each in gradients(engine, "silo-3")[0] if each is not None]) == 3
+
+
+def test_one_answer_alone_is_not_handed_on() -> None:
+    """With three silos and one that does not answer, a sum would be the other's own gradient."""
+    engine = one_round(lose=("measure", "silo-2"))
+    _, got = gradients(engine, "silo-0")
+    assert got.gradient == {}
+    assert any("only one silo answered silo-0" in said for said in engine.sentences)
+    _, whole = gradients(engine, "silo-2")  # both others answered it
+    assert whole.gradient
 
 
 def test_one_step_takes_own_and_others_gradient_once() -> None:
@@ -228,6 +245,14 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "nobody": (
         lambda o: Offer({}, o.inputs[:0], o.predicted[:0]),
         "0 nodes, fewer than min_batch=2",
+    ),
+    "a slot that one node fills": (
+        lambda o: replace(o, predicted=with_first(torch.ones_like(o.predicted), 2)),
+        "slots that fewer than min_batch=2 nodes fill",
+    ),
+    "an absurd number": (
+        lambda o: replace(o, predicted=with_first(o.predicted, 2**62)),
+        "not between 1 and 3",
     ),
     "a weight too many": (
         lambda o: changed_head(o, "other", torch.zeros(1)),
@@ -329,3 +354,29 @@ def test_every_node_gets_the_least_number_of_neighbours() -> None:
         predicted = torch.tensor([0.0, 0.4, 1.6, 2.2, 50.0])
         expected = [min(max(each, least), learner.neighbours) for each in (0, 0, 2, 2, 50)]
         assert learner.rounded(predicted).tolist() == expected
+
+
+@given(
+    st.lists(st.integers(0, 6), max_size=40),
+    st.integers(1, 8),
+)
+def test_every_slot_that_is_offered_is_well_filled(counts: list[int], least: int) -> None:
+    given = torch.tensor(counts, dtype=torch.int64)
+    kept = well_filled(given, least)
+    assert bool((kept <= given).all())
+    for slot in range(6):
+        nodes = int((kept > slot).sum())
+        assert nodes == 0 or nodes >= least
+        # Nothing is left out that could have stayed.
+        assert nodes == int((given > slot).sum()) or int((given > slot).sum()) < least
+    assert torch.equal(well_filled(kept, least), kept)
+
+
+def test_no_slot_of_an_offer_is_filled_by_few() -> None:
+    thin = silos(replace(SETTINGS, min_batch=1))["silo-0"].offer_head(Nothing()).predicted
+    fewest = int((thin == thin.max()).sum())
+    assert int(thin.max()) == 3
+    offer = silos(replace(SETTINGS, min_batch=fewest + 1))["silo-0"].offer_head(Nothing())
+    assert int(offer.predicted.max()) < 3
+    assert "last.2" not in offer.head
+    assert len(offer.predicted) == len(thin)  # nodes are not left out, only their last slots

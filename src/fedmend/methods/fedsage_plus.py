@@ -11,11 +11,11 @@ silos train the shared classifier on the mended graphs by FedAvg.
 
 What leaves a silo beyond FedAvg's messages: the neighbour head's weights, its inputs (embedding
 plus noise) of the nodes for which a missing neighbour is predicted, how many are predicted, and
-gradients of other silos' heads. **Those gradients can reveal features**: whoever owns the head
-knows its inputs, and with fewer nodes in a batch than the last hidden layer is wide it can solve
-for the neighbours that were found. They are added up over all other silos before they are handed
-on, and an exchange below `min_batch` nodes does not take place; both make it harder, neither makes
-it safe. With two silos there is nothing to add up, which the run says.
+gradients of other silos' heads. **Those gradients can reveal features**: the head's owner and the
+server know its inputs, and where fewer nodes fill a slot than the last hidden layer is wide they
+can solve for the neighbours that were found. Gradients are added up over all other silos before
+they are handed on, and slots that fewer than `min_batch` nodes fill are left out; both make it
+harder, neither makes it safe. With two silos there is nothing to add up, which the run says.
 
 Beyond the paper, or where it is silent:
 - Eq. (3) prints the number of missing neighbours as a function of itself; it is one of z_v.
@@ -92,7 +92,7 @@ class FedSagePlusSettings(NeighGenSettings):
 
     generator_rounds: int = setting(10, "rounds of the exchange between generators", low=0)
     alpha: float = setting(1.0, "weight of the other silos' nodes in Eq. (6)", low=0.0)
-    min_batch: int = setting(32, "fewest nodes an exchange takes place with", low=1)
+    min_batch: int = setting(32, "fewest nodes that a slot is exchanged with", low=1)
 
 
 class NeighGen(NeighbourGenerator):

@@ -4,9 +4,10 @@ A silo sends its neighbour head and that head's inputs; every other silo finds f
 neighbour the nearest of its own rows (features, or embeddings) and gives back the gradient of the
 squared distances; the server adds the gradients up, and the silo makes one step with the sum.
 
-What this still reveals stands in docs/methods/fedsage-plus.md: the owner of a head knows its
-inputs, and can solve the gradients for the rows that were found when the batch has fewer nodes
-than the head's last hidden layer has units.
+What this still reveals stands in docs/methods/fedsage-plus.md: whoever knows a head's inputs, its
+owner and the server, can solve the gradients for the rows that were found where fewer nodes fill a
+slot than the head's last hidden layer has units. Slots that few nodes fill are left out, and what
+one silo alone answered is not handed on; neither makes it safe.
 """
 
 from __future__ import annotations
@@ -84,8 +85,9 @@ class ExchangingSilo(SiloBase):
         learner = self.learner
         batch, noise = self._pending = learner.draw_batch()
         z, predicted = learner.predicted(batch)
+        predicted = well_filled(predicted, self.settings.min_batch)
         asked = predicted > 0
-        if int(asked.sum()) < self.settings.min_batch:
+        if not bool(asked.any()):
             return Offer({}, z[:0], predicted[:0])
         used = learner.head.used(predicted)
         head = {k: v.detach() for k, v in learner.head.named_parameters() if k in used}
@@ -118,10 +120,22 @@ class ExchangingSilo(SiloBase):
         return Progress(self.learner.step(batch, noise, cross))
 
 
+def well_filled(counts: Tensor, least: int) -> Tensor:
+    """Numbers of neighbours, cut down to the slots that at least `least` nodes fill.
+
+    Every slot has weights of its own, and so a gradient of its own: it is the nodes that fill it
+    among which a single one can hide, not those of the whole batch.
+    """
+    slots = int(counts.max()) if len(counts) else 0
+    filled = [int((counts > slot).sum()) >= least for slot in range(slots)]
+    return counts.clamp(max=sum(filled))  # a later slot is never filled by more than an earlier
+
+
 def _check_inputs(offer: Offer, learner: NeighbourGenerator, min_batch: int) -> None:
     """Refuse another silo's inputs if they cannot be what they should be.
 
-    The smallest batch too: it protects the silo that is asked, so that silo sees to it.
+    The smallest batch of every slot too: it protects the silo that is asked, so that silo sees to
+    it.
     """
     rows = len(offer.predicted) if offer.predicted.dim() == 1 else -1
     if offer.inputs.shape != (rows, learner.embedding) or offer.inputs.dtype != torch.float32:
@@ -136,6 +150,11 @@ def _check_inputs(offer: Offer, learner: NeighbourGenerator, min_batch: int) -> 
     if offer.predicted.dtype != torch.int64 or bool(outside.any()):
         raise FederationError(
             f"another silo offered numbers of neighbours that are not between 1 and {most}"
+        )
+    if not torch.equal(well_filled(offer.predicted, min_batch), offer.predicted):
+        raise FederationError(
+            f"another silo offered slots that fewer than min_batch={min_batch} nodes fill: their "
+            "gradient would reveal this silo's rows"
         )
     if not bool(torch.isfinite(offer.inputs).all()):
         raise FederationError("another silo offered embeddings that are NaN or infinite")
@@ -166,9 +185,15 @@ def exchange(silos: Federation[Any], number: int, min_silos: int, min_batch: int
             answers = silos.ask(ExchangingSilo.measure, offer, to=others)
             for lost in answers.lost:
                 silos.say(f"{lost.silo} is left out of what {name}'s generator learns from")
-            total = added_up(
-                {silo: answer.gradient for silo, answer in answers.arrived.items()}, offer.head
-            )
+            if len(answers.arrived) > 1 or len(silos.names) == 2:
+                total = added_up(
+                    {silo: answer.gradient for silo, answer in answers.arrived.items()}, offer.head
+                )
+            else:
+                silos.say(
+                    f"only one silo answered {name}: alone it would be no sum, so {name}'s "
+                    "generator learns without it"
+                )
         losses.update(silos.ask_each(ExchangingSilo.learn, {name: HeadGradient(total)}).arrived)
     note_loss(silos, number, losses)
 
