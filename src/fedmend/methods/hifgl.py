@@ -742,13 +742,14 @@ def server(silos: Federation[Silo], settings: HiFGLSettings) -> dict[str, Tensor
     accuracy = share_right(hub.repeat_until_complete(lambda: hub.validate(state.weights)))
     state.offer(settings.rounds, state.weights, accuracy)
     silos.note(settings.rounds, validation_accuracy=accuracy)
-    _say_epsilon(silos, settings, state)
     if settings.training == "fedper":
         silos.ask(Silo.recall, Nothing(), to=state.agreed)
         hub.repeat_until_complete(lambda: hub.validate({}))
-        return None
-    if state.best_round != settings.rounds:  # the nodes' predictions are those of the kept weights
+    elif state.best_round != settings.rounds:  # nodes' predictions are those of the kept weights
         hub.repeat_until_complete(lambda: hub.validate(state.best))
+    _say_epsilon(silos, settings, state)  # of all passes: the last one spoke with noise too
+    if settings.training == "fedper":
+        return None
     silos.note(state.best_round, selected=1.0)
     return state.best
 
@@ -777,7 +778,8 @@ class Hub:
     def repeat_until_complete(self, action: Callable[[], R]) -> R:
         """A round, begun anew without the silos that were lost in the middle of it.
 
-        What was said in vain is worthless: masks and messages are new, and so are the relays.
+        Masks and messages are new, and so are the relays. What was heard before counts: see
+        `parts/who_hears_whom.py`.
         """
         self._absent = set()
         while True:
@@ -886,6 +888,8 @@ class Hub:
                 stage: max(count, state.most_noised.get(stage, 0.0))
                 for stage, count in each.most_noised.items()
             }
+        # Neighbours with a loss were counted by a pass of its own, along the ways back.
+        state.noised += state.most_noised[BACKWARD]
         if not state.below_minimum:
             stages = next(iter(agreed.values())).below_minimum
             state.below_minimum = {

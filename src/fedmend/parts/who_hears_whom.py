@@ -7,6 +7,10 @@ speak to it (or to speak with noise). Only the neighbours' silos get to know the
 - `backward`: gradients go the way back, so only to nodes that spoke forward.
 - `last`: gradients of the last layer, which only training nodes have: here the minimum counts
   neighbours with a loss. How many there are is itself counted by a secret pass.
+
+Silos get lost, and a round is repeated without them: the same values are summed up again, and two
+sums of the same node differ by what the lost silo's nodes said. So a node does not hear a sum that
+differs from one it heard before by fewer neighbours than the minimum, either.
 """
 
 from __future__ import annotations
@@ -29,6 +33,9 @@ if TYPE_CHECKING:
 
 INPUT, FORWARD, BACKWARD, LAST = "input", "forward", "backward", "last"
 STAGES = (INPUT, FORWARD, BACKWARD, LAST)
+
+_MOST_SUMS = 60
+"""Different sums that are remembered: who comes and goes more often ends up hearing nothing."""
 
 
 class WhoHearsWhom:
@@ -55,6 +62,7 @@ class WhoHearsWhom:
         self.speaks: dict[str, Mask] = {}
         self._noised_rows: dict[str, Mask] = {}
         self._noised: dict[str, Mask] = {}
+        self._before: dict[str, list[tuple[Mask, Numbers]]] = {}
         self.few: dict[str, int] = {}
 
     def begin(self) -> None:
@@ -77,11 +85,51 @@ class WhoHearsWhom:
         else:
             count, settled = counted, self._noised_rows[BACKWARD]
         enough = (count >= self._minimum[stage]) & ~settled
+        enough &= ~self._differs_by_few(stage, candidates, count)
         few = ((count > 0) & ~enough) | (settled & (edges > 0))
         noised = few if self._with_noise else settled
         self.few[stage] = int(few.sum())
         self._noised_rows[stage] = noised
         self.hears[stage] = candidates & (enough | noised)[rows]
+        plainly = candidates & enough[rows]
+        before = self._before.setdefault(stage, [])
+        if not any(np.array_equal(plainly, each) for each, _ in before):
+            before.append((plainly, count))
+
+    def _differs_by_few(self, stage: str, candidates: Mask, count: Numbers) -> Mask:
+        """Own nodes that could tell too few neighbours from this sum and those heard before.
+
+        Whatever is added to or taken from whole sums, neighbours that were in the same ones stay
+        together: it is enough that there are many of each such group.
+        """
+        rows, before = self._all.rows, self._before.get(stage, [])
+        if stage == LAST:  # of those with a loss only the number is known, of all together
+            return self._may_differ_by_few(candidates, count)
+        if len(before) > _MOST_SUMS:
+            return np.ones(self._nodes, dtype=np.bool_)
+        in_which = candidates.astype(np.int64)
+        for number, (heard, _) in enumerate(before, start=1):
+            in_which += heard.astype(np.int64) << number
+        at = np.flatnonzero(in_which)
+        groups, sizes = np.unique(np.stack([rows[at], in_which[at]]), axis=1, return_counts=True)
+        found = np.zeros(self._nodes, dtype=np.bool_)
+        found[groups[0, sizes < self._minimum[stage]]] = True
+        return found
+
+    def _may_differ_by_few(self, candidates: Mask, count: Numbers) -> Mask:
+        """The same of the last stage: at most one change, and of none or many with a loss."""
+        rows, least = self._all.rows, self._minimum[LAST]
+        known = np.zeros(self._nodes, dtype=np.bool_)
+        few, changes = known.copy(), np.zeros(self._nodes, dtype=np.int64)
+        for heard, counted in self._before.get(LAST, []):
+            did_hear = np.bincount(rows[heard], minlength=self._nodes) > 0
+            lost = np.bincount(rows[heard & ~candidates], minlength=self._nodes) > 0
+            new = np.bincount(rows[candidates & ~heard], minlength=self._nodes) > 0
+            change = np.abs(counted - count)
+            known |= did_hear & ~lost & ~new
+            few |= did_hear & ((lost & new) | ((lost | new) & (change > 0) & (change < least)))
+            changes += did_hear & (lost | new)
+        return (few | (changes > 1)) & ~known & (least > 1)
 
     def wishes(self, stages: Sequence[str]) -> dict[int, bytes]:
         """What each silo is asked: the pseudonyms to speak to, plainly or with noise."""
@@ -152,6 +200,10 @@ class WhoHearsWhom:
         kept = {"members": torch.tensor(self.members)}
         for name, masks in self._kept().items():
             kept |= {f"{name}/{stage}": torch.from_numpy(mask) for stage, mask in masks.items()}
+        for stage, before in self._before.items():
+            for number, (heard, count) in enumerate(before):
+                kept[f"before/{stage}/{number}/heard"] = torch.from_numpy(heard)
+                kept[f"before/{stage}/{number}/count"] = torch.from_numpy(count)
         return kept | {f"few/{stage}": torch.tensor(n) for stage, n in self.few.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -162,6 +214,7 @@ class WhoHearsWhom:
             for stage in STAGES:
                 if f"{name}/{stage}" in state:
                     masks[stage] = state[f"{name}/{stage}"].numpy()
+        self._before = {stage: _saved_before(stage, state) for stage in STAGES}
         self.few = {
             stage: int(state[f"few/{stage}"]) for stage in STAGES if f"few/{stage}" in state
         }
@@ -174,6 +227,14 @@ class WhoHearsWhom:
             "noised rows": self._noised_rows,
             "noised": self._noised,
         }
+
+
+def _saved_before(stage: str, state: Mapping[str, Tensor]) -> list[tuple[Mask, Numbers]]:
+    found: list[tuple[Mask, Numbers]] = []
+    while f"before/{stage}/{len(found)}/heard" in state:
+        at = f"before/{stage}/{len(found)}"
+        found.append((state[f"{at}/heard"].numpy(), state[f"{at}/count"].numpy()))
+    return found
 
 
 def _lists(data: bytes, count: int) -> list[Numbers]:
