@@ -90,7 +90,7 @@ def evaluate(
     own_graphs: what silos made of their graphs: `own-subgraph` tests on it.
     """
     if mode == "cross-edges":
-        return _cross_edges(shape, weights, own, partition, probabilities)
+        return _cross_edges(shape, weights, own, partition, mended, probabilities)
     check_mode(mode, partition)
     shared = None if weights is None else model_with(shape, weights)
     whole = partition.whole if mode == "global-graph" else None
@@ -171,11 +171,12 @@ def _cross_edges(
     weights: Weights | None,
     own: Mapping[str, Weights],
     partition: Partition,
+    mended: Mapping[str, Tensor] | None,
     probabilities: Mapping[str, Tensor] | None,
 ) -> Scores:
     if probabilities is None:
         check_mode("cross-edges", partition)
-        probabilities = _on_the_whole_graph(shape, weights, own, partition)
+        probabilities = _on_the_whole_graph(shape, weights, own, partition, mended)
     counts = {
         name: count_silo(probabilities[name], graph)
         for name, graph in partition.silos.items()
@@ -187,18 +188,25 @@ def _cross_edges(
 
 
 def _on_the_whole_graph(
-    shape: ModelShape, weights: Weights | None, own: Mapping[str, Weights], partition: Partition
+    shape: ModelShape,
+    weights: Weights | None,
+    own: Mapping[str, Weights],
+    partition: Partition,
+    mended: Mapping[str, Tensor] | None,
 ) -> dict[str, Tensor]:
     """Every silo's nodes on the whole graph, by the shared model or the silo's own."""
     if partition.whole is None:
         raise DataError("the whole graph of this partition is not known")
-    shared = None if weights is None else predict(model_with(shape, weights), partition.whole)
+    everywhere = _on_whole(mended, partition) if mended else None
+    shared = None
+    if weights is not None:
+        shared = predict(model_with(shape, weights), partition.whole, everywhere)
     found = {}
     for name in partition.names:
         if shared is not None:
             found[name] = shared[torch.from_numpy(partition.rows(name))]
         elif name in own:
-            everyone = predict(model_with(shape, own[name]), partition.whole)
+            everyone = predict(model_with(shape, own[name]), partition.whole, everywhere)
             found[name] = everyone[torch.from_numpy(partition.rows(name))]
     return found
 
