@@ -28,11 +28,13 @@ from fedmend.methods.feddep import (
     nearest_prototypes,
 )
 from fedmend.parts.prototypes import Prototypes
+from fedmend.privacy.gaussian import gaussian_epsilon
 from fedmend.reports.record import RECORD
 from fedmend.run import Result, train
 from tests.tiny import QUICK, comparable, same_weights, tiny_graph, tiny_partition
 
 PARTITION = tiny_partition()
+UNEQUAL = tiny_partition(nodes=61)
 SMALL: dict[str, Any] = {
     **QUICK,
     "dropout": 0.2,
@@ -119,6 +121,30 @@ def test_prototypes_are_sent_once_and_take_exactly_their_bytes() -> None:
     assert after == {"fedavg.Weights", "fedavg.Update", "fedavg.Validation"}
 
 
+@pytest.mark.parametrize("generator", ["deep", "nearest"])
+def test_a_silo_of_too_few_nodes_shares_no_prototype(generator: str) -> None:
+    """A mean over fewer than min_cluster nodes, of one above all, is about single nodes."""
+    sizes = {name: graph.num_nodes for name, graph in UNEQUAL.silos.items()}
+    least = min(sizes.values()) + 1
+    options = {**SMALL, "min_cluster": least, "generator": generator}
+    result = train("feddep", UNEQUAL, **options)
+    sent = {
+        e.silo: e.bytes
+        for e in result.ledger.entries
+        if e.kind == "prototypes" and e.direction == "up"
+    }
+    small = {name for name, size in sizes.items() if size < least}
+    assert small
+    assert small != set(sizes)
+    assert {name for name, size in sent.items() if size} == set(sizes) - small
+    for name in small:
+        assert any(
+            text.startswith(f"{name} shares no prototypes") for text in result.record["said"]
+        )
+    nobody = train("feddep", UNEQUAL, **{**options, "min_cluster": 10**6})
+    assert not any(e.bytes for e in nobody.ledger.entries if e.kind == "prototypes")
+
+
 def test_the_server_says_when_there_are_fewer_prototypes() -> None:
     result = train("feddep", PARTITION, **{**SMALL, "clusters": 9, "min_cluster": 3})
     said = [text for text in result.record["said"] if "prototypes instead of 9" in text]
@@ -143,7 +169,6 @@ class Lying(Silo):
     [
         (torch.zeros(2, 5), r"silo-1 shared prototypes as \(2, 5\).* at most \(3, 4\)"),
         (torch.zeros(4, 4), r"silo-1 shared prototypes as \(4, 4\)"),
-        (torch.zeros(0, 4), r"silo-1 shared prototypes as \(0, 4\)"),
         (torch.zeros(4), r"silo-1 shared prototypes as \(4,\)"),
         (torch.zeros(2, 4).double(), "silo-1 shared prototypes as .*float64"),
         (torch.full((2, 4), torch.nan), "silo-1 shared prototypes that are no means"),
@@ -377,3 +402,28 @@ def test_prototypes_that_are_missing_generate_nothing() -> None:
     assert silo.finish_exchange(Nothing()).neighbours == 0
     with pytest.raises(FederationError, match="silo-0 has no embeddings to compare with"):
         silo.candidates()
+
+
+# What DP-SGD is worth
+
+
+def test_dp_sgd_counts_every_epoch_whatever_the_silos_size() -> None:
+    """A term is in one batch of every shuffled epoch; sampling would need luck on top."""
+    few = FedDEPSettings(protection="dp-sgd", noise=2.0, rounds=3, encoder_epochs=4)
+    account = feddep.dp_sgd_account(few, [325, 64])["dp_sgd"]
+    assert account["epochs"] == 7
+    assert account["epsilon"] == gaussian_epsilon(2.0, 7, feddep.DELTA)
+    assert feddep.dp_sgd_account(few, [1000])["dp_sgd"]["epsilon"] == account["epsilon"]
+    # The silo with the fewest nodes is not always the worst: 65 make two batches an epoch.
+    sizes = [
+        feddep.dp_sgd_account(few, [each])["dp_sgd"]["epsilon_if_sampled"] for each in (64, 65)
+    ]
+    both = feddep.dp_sgd_account(few, [64, 65])["dp_sgd"]["epsilon_if_sampled"]
+    assert both == max(sizes) == sizes[1]
+
+
+def test_a_loss_that_noise_hides_is_not_told() -> None:
+    told = train("feddep", PARTITION, **SMALL)
+    hidden = train("feddep-no-nfdp", PARTITION, **SMALL)
+    assert all("training_loss" in notes for notes in list(told.history["training"].values())[1:])
+    assert not any("training_loss" in notes for notes in hidden.history["training"].values())

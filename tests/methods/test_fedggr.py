@@ -40,6 +40,7 @@ from fedmend.models.backbones import build
 from fedmend.models.features import Features
 from fedmend.models.learned_graph import LearnedGraph, Pairs
 from fedmend.parts.neighbour_search import nearest_neighbours
+from fedmend.parts.randomness import HidingNoise
 from fedmend.run import Result, predict_remembering, train
 from tests.tiny import same_weights, tiny_graph, tiny_partition
 
@@ -432,6 +433,10 @@ def test_both_evaluation_modes_use_the_rows() -> None:
         assert each is not None
         assert torch.equal(each, memory.best_rows[name])
         rows[torch.from_numpy(PARTITION.rows(name))] = each
+    # Every test node once on the whole graph: for one shared model that is the same.
+    crossing = run(evaluation="cross-edges")
+    assert crossing.scores is not None
+    assert crossing.scores.accuracy == pytest.approx(whole.scores.accuracy)
     graph = PARTITION.whole
     scores = whole.model(Features(graph.x), [whole_graph_hop(graph)] * 2, None, rows)
     right = (scores.argmax(1) == graph.y)[graph.test_mask]
@@ -512,9 +517,9 @@ def test_training_ends_when_validation_does_not_become_better(tmp_path: Path, me
 
 def test_noised_rows_are_clipped_first() -> None:
     rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    assert noised(rows, 1.0, 0.0, torch.Generator()) is rows
-    drawn = torch.randn(3, 2, generator=torch.Generator().manual_seed(1))
-    found = noised(rows, 1.0, 0.5, torch.Generator().manual_seed(1))
+    assert noised(rows, 1.0, 0.0, HidingNoise(1)) is rows
+    drawn = HidingNoise(1).normal(3, 2)
+    found = noised(rows, 1.0, 0.5, HidingNoise(1))
     clipped = torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]])
     torch.testing.assert_close(found, clipped + 0.5 * drawn)
 

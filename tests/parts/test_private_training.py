@@ -19,6 +19,7 @@ from fedmend.parts.private_training import (
     forest,
     private_gradients,
 )
+from fedmend.parts.randomness import HidingNoise
 from tests.tiny import plain_graph, tiny_graph
 
 MODELS = ("fused-sage", "fused-paper", "encoder", "sage")
@@ -76,7 +77,7 @@ def step(
         graph.y[batch],
         clip=clip,
         noise=noise,
-        generator=seeded(3),
+        source=HidingNoise(3),
         mended=None if mended is None else mended[nodes],
         products=products,
     )

@@ -14,8 +14,8 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +27,7 @@ from fedmend.config import make
 from fedmend.data.border import Border, edge_digests
 from fedmend.engines import checkpoint, wire
 from fedmend.engines.computing import computing_with
+from fedmend.engines.printable import printable
 from fedmend.errors import (
     DataError,
     FederationError,
@@ -46,8 +47,9 @@ from fedmend.federation import (
     step_types,
     wire_name,
 )
-from fedmend.graph import Graph, is_sparse
+from fedmend.graph import Graph, hash_of_names, is_sparse
 from fedmend.methods import Method, find
+from fedmend.parts.randomness import DeployedSeed
 from fedmend.privacy.ledger import Kind, Ledger
 from fedmend.privacy.policy import Policy
 
@@ -56,6 +58,9 @@ PLATFORM_PHASES = ("handshake", "checkpoints", "evaluation")
 
 NOT_COUNTED = torch.empty(3, 0, dtype=torch.int64)
 """In place of counts by class, where figures of one silo alone are all that is asked."""
+
+_LONGEST_PHASE, _LONGEST_SENTENCE = 80, 1000
+"""Characters; phases, and some of what a desk tells, are the server's words."""
 
 _log = logging.getLogger("fedmend")
 
@@ -152,7 +157,8 @@ class Desk:
         self.name = name
         self.ledger = Ledger()
         self._graph_of, self._border_of = graph, border
-        self._policy, self._folder_of, self._tell = policy, folder, tell
+        self._policy, self._folder_of = policy, folder
+        self._status_line = tell
         # One thread: steps of a silo never run side by side, and a late one comes first.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="silo")
         self._work: dict[int, Future[bytes]] = {}
@@ -173,16 +179,16 @@ class Desk:
         if ticket == 0:
             return {"state": "idle"}
         if step and ticket not in self._work:
+            self._drop_before(ticket)
             self._work[ticket] = self._pool.submit(self._run, where, step, request)
         work = self._work.get(ticket)
         if work is None:
             return {"state": "failed", "error": "FederationError", "sentence": "unknown ticket"}
+        futures.wait([work], timeout=max(0.0, min(patience, 60.0)))
+        if not work.done():
+            return {"state": "busy"}
         try:
-            reply = work.result(timeout=max(0.0, min(patience, 60.0)))
-        except NotYet:
-            if not work.done():
-                return {"state": "busy"}
-            reply = b""
+            reply = work.result()
         except BaseException as error:  # noqa: BLE001  # whatever it is, its text stays here
             return {
                 "state": "failed",
@@ -190,9 +196,15 @@ class Desk:
                 "sentence": sentence_without_data(error),
             }
         # The answer may get lost on the way and be asked for again; older ones will not.
-        for old in [each for each in self._work if each < ticket]:
-            del self._work[old]
+        for old in [each for each in list(self._work) if each < ticket]:
+            self._work.pop(old, None)
         return {"state": "done", "reply": reply}
+
+    def _drop_before(self, ticket: int) -> None:
+        """Forget what waits for its turn and is not asked for any more; what runs goes on."""
+        for old, work in list(self._work.items()):
+            if old < ticket and work.cancel():
+                self._work.pop(old, None)
 
     def close(self) -> None:
         """End the desk; a step that is running is not waited for."""
@@ -201,6 +213,7 @@ class Desk:
     def _run(self, where: str, step: str, request: bytes) -> bytes:
         try:
             phase, _, number = where.rpartition("/")
+            phase = printable(phase, _LONGEST_PHASE)
             round_number = int(number) if number.isdecimal() else 0
             self._policy.check_size(len(request), f"a request for {step}")
             perform = self._step(step)
@@ -221,7 +234,7 @@ class Desk:
             return reply.data
         except BaseException as error:
             self._tell(f"{type(error).__name__} in step {step}: {error}")
-            _log.exception("step %s failed", step)
+            _log.exception("step %.80r failed", step)
             raise
 
     def _step(self, step: str) -> Callable[[Any], Any]:
@@ -243,6 +256,9 @@ class Desk:
         if begins or time.monotonic() - self._last_said > 10:
             self._last_said, self._last_phase = time.monotonic(), phase
             self._tell(f"{phase}, round {number}; {self.ledger.total('up')} bytes have left so far")
+
+    def _tell(self, sentence: str) -> None:
+        self._status_line(printable(sentence, _LONGEST_SENTENCE))
 
     # The desk's own steps
 
@@ -292,7 +308,8 @@ class Desk:
         """Build the method's silo: after the handshake, before the first step."""
         plan, method = self._known()
         extra = {} if self._border is None else {"border": self._border}
-        self._silo = method.silo_type(self.name, self._data(), self._config, plan.seed, **extra)
+        seed = DeployedSeed(plan.seed)
+        self._silo = method.silo_type(self.name, self._data(), self._config, seed, **extra)
         return Nothing()
 
     def keep(self, place: Place) -> Nothing:
@@ -438,11 +455,6 @@ def steps_of(silo_type: type[Any]) -> dict[str, Callable[..., Any]]:
 def kinds_of(step: Callable[..., Any]) -> set[str]:
     """The kinds of content that a step's reply carries."""
     return {rule.kind.value for rule in field_rules(step_types(step)[1]).values()}
-
-
-def hash_of_names(names: tuple[str, ...] | None) -> str:
-    """A hash of the features' names, so that silos can compare without telling; "" for none."""
-    return "" if names is None else hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
 
 def sentence_without_data(error: BaseException) -> str:

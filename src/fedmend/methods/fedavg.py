@@ -41,6 +41,10 @@ class FedAvgSettings(TrainingSettings):
     )
 
 
+NOT_TOLD = -1.0
+"""In place of a loss that noise is to hide; no cross-entropy is negative."""
+
+
 @message
 class Weights:
     """The shared model, from the server to a silo."""
@@ -145,7 +149,8 @@ def train_rounds(silos: Federation[S], settings: FedAvgSettings, state: Training
         state.offer(number - 1, state.weights, accuracy)
         silos.note(number - 1, validation_accuracy=accuracy)
         importance = importances(updates, settings)
-        silos.note(number, training_loss=mean_loss(updates))
+        if all(update.loss != NOT_TOLD for update in updates.values()):
+            silos.note(number, training_loss=mean_loss(updates))
         received = {name: update.weights for name, update in updates.items()}
         state.weights = weighted_mean(received, importance, like=state.weights)
         state.done = number

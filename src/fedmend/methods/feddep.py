@@ -13,12 +13,13 @@ Zhang et al., "Deep Efficient Private Neighbor Generation for Subgraph Federated
 3. FedAvg of the classifier F, whose convolutions are *embedding-fused*: at every layer the mean of
    a node's generated embeddings comes in with weights of its own (statement 3.1).
 
-*NFDP* (3.3) is the sampling: d neighbours per node and hop in all local training, and a Bernoulli
-sampler of rate r on the generated neighbours. What that protects is computed by
-`fedmend.privacy.nfdp` and stored with every run; it is vacuous for any usual setting.
+*NFDP* (3.3) is the sampling: d neighbours per node and hop in the training of the local GNN and of
+F, and a Bernoulli sampler of rate r on the generated neighbours. The generator itself hears all
+neighbours. What the sampling protects is computed by `fedmend.privacy.nfdp` for the prototypes and
+stored with every run; it is vacuous for any usual setting.
 
 What leaves a silo beyond FedAvg's messages: C prototypes of d_z numbers, once. A prototype is the
-mean of at least `min_cluster` embeddings.
+mean of at least `min_cluster` embeddings; a silo of fewer nodes shares none.
 
 Where this follows the released code, or neither it nor the paper:
 - `fused="sage"`, the default, adds a linear map of the mended embedding to every GraphSAGE layer,
@@ -62,7 +63,7 @@ from fedmend.parts.nearest import Groups, nearest_rows
 from fedmend.parts.neighbour_generator import NeighbourGenerator
 from fedmend.parts.private_training import InputProducts, forest, private_gradients
 from fedmend.parts.prototypes import Prototypes, prototypes
-from fedmend.parts.randomness import stream, stream_seed
+from fedmend.parts.randomness import HidingNoise, stream, stream_seed
 from fedmend.parts.reconstruction import lost_neighbour_loss, nearest_of_each_loss
 from fedmend.parts.settings import TrainingSettings
 from fedmend.privacy.edge_ldp import account, count_degrees, deciding_degrees
@@ -106,7 +107,7 @@ class FedDEPSettings(fedavg.FedAvgSettings):
         "prototypes, sent once; or gradients, asked in every step as in FedSage+",
         choices=("prototypes", "gradients"),
     )
-    min_batch: int = setting(32, "fewest nodes an exchange of gradients takes place with", low=1)
+    min_batch: int = setting(32, "fewest nodes that a slot's gradients are exchanged with", low=1)
     protection: str = setting(
         "sampling",
         "sampling: NFDP; dp-sgd: all neighbours, per-node gradients clipped and noised",
@@ -151,7 +152,7 @@ class Training(LocalTraining):
         if settings.protection == "dp-sgd":
             settings = replace(settings, fan_out=ALL_NEIGHBOURS)
         super().__init__(name, graph, shape, settings, seed, purpose)
-        self._privacy_noise = stream(seed, name, purpose + "privacy noise")
+        self._privacy_noise = HidingNoise(seed, name, purpose + "privacy noise")
         self._input_products = InputProducts(graph.num_nodes)
 
     def _step(self, batch: Tensor, adjust: AdjustGradients | None) -> Tensor:
@@ -171,7 +172,7 @@ class Training(LocalTraining):
             self.graph.y[batch],
             clip=self.settings.clip,
             noise=self.settings.noise,
-            generator=self._privacy_noise,
+            source=self._privacy_noise,
             dropout=self._dropout,
             mended=self._mended_of(around.nodes),
             products=self._input_products,
@@ -184,7 +185,7 @@ class Training(LocalTraining):
         return None
 
     def _streams(self) -> dict[str, torch.Generator]:
-        return {**super()._streams(), "privacy noise": self._privacy_noise}
+        return {**super()._streams(), "privacy noise": self._privacy_noise.stream}
 
 
 class EncoderTraining(Training):
@@ -430,7 +431,11 @@ class Silo(ExchangingSilo, fedavg.Silo):
         clusters = settings.clusters or self.graph.num_classes
         seed = stream_seed(self.seed, self.name, "clusters")
         self.prototypes = prototypes(self.train_local_gnn(), clusters, settings.min_cluster, seed)
-        return SharedPrototypes(self.prototypes.centres)
+        return SharedPrototypes(self._shared(self.prototypes))
+
+    def _shared(self, own: Prototypes) -> Tensor:
+        """A silo of fewer than `min_cluster` nodes has a mean of its own, and keeps it."""
+        return own.centres[: 0 if self.graph.num_nodes < self.settings.min_cluster else None]
 
     # DGen
 
@@ -444,8 +449,8 @@ class Silo(ExchangingSilo, fedavg.Silo):
 
     def _of_others(self, received: AllPrototypes) -> list[Tensor]:
         """All sets but the silo's own, which it knows by its content: no silo is named."""
-        sets = [received.sets[key] for key in sorted(received.sets)]
-        own = None if self.prototypes is None else self.prototypes.centres
+        sets = [received.sets[key] for key in sorted(received.sets) if len(received.sets[key])]
+        own = None if self.prototypes is None else self._shared(self.prototypes)
         for place, each in enumerate(sets):
             if own is not None and torch.equal(each, own):
                 return sets[:place] + sets[place + 1 :]
@@ -510,7 +515,10 @@ class Silo(ExchangingSilo, fedavg.Silo):
     def train(self, received: fedavg.Weights) -> fedavg.Update:
         if self.settings.joint and self._generator is not None:
             self._learn_on(received.weights)
-        return super().train(received)
+        update = super().train(received)
+        if self.settings.protection == "dp-sgd":
+            return replace(update, loss=fedavg.NOT_TOLD)  # it would tell what the noise hides
+        return update
 
     def _learn_on(self, weights: Mapping[str, Tensor]) -> None:
         """One more step of the generator, for the classifier as it is now."""
@@ -632,7 +640,7 @@ def check_shared(
     most = settings.clusters or silos.schema.num_classes
     for name, centres in shared.items():
         fits = centres.dim() == 2 and centres.shape[1] == settings.embedding
-        if not fits or not 1 <= len(centres) <= most or centres.dtype != torch.float32:
+        if not fits or len(centres) > most or centres.dtype != torch.float32:
             raise FederationError(
                 f"{name} shared prototypes as {tuple(centres.shape)} of {centres.dtype}, expected "
                 f"at most ({most}, {settings.embedding}) of torch.float32"
@@ -649,7 +657,12 @@ def say_if_shrunk(
     """Say which silos have fewer prototypes than asked for."""
     wanted = settings.clusters or silos.schema.num_classes
     for name, centres in shared.items():
-        if len(centres) < wanted:
+        if not len(centres):
+            silos.say(
+                f"{name} shares no prototypes: it has fewer than min_cluster="
+                f"{settings.min_cluster} nodes, and their mean would be about single ones"
+            )
+        elif len(centres) < wanted:
             silos.say(
                 f"{name} shares {len(centres)} prototypes instead of {wanted}: more would have "
                 f"fewer than min_cluster={settings.min_cluster} nodes each, or be the same"
@@ -681,7 +694,7 @@ def privacy_facts(settings: FedDEPSettings, graph: Graph) -> dict[str, float]:
 def privacy(settings: FedDEPSettings, facts: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """What theorem 3.1 comes to for this run: kept in its record."""
     if settings.protection == "dp-sgd":
-        return dp_sgd_account(settings, min(int(each["training_nodes"]) for each in facts.values()))
+        return dp_sgd_account(settings, [int(each["training_nodes"]) for each in facts.values()])
     if settings.fan_out == ALL_NEIGHBOURS:
         return {"nfdp": None, "sentence": "All neighbours are heard: NFDP protects nothing here."}
     counts: Counter[int] = Counter()
@@ -699,25 +712,39 @@ def privacy(settings: FedDEPSettings, facts: Mapping[str, Mapping[str, float]]) 
 DELTA = 1e-5
 
 
-def dp_sgd_account(settings: FedDEPSettings, nodes: int) -> dict[str, Any]:
-    """Epsilon of the silo with the fewest training nodes, whose nodes take part most often."""
-    batch = min(settings.batch_size or nodes, nodes)
+def dp_sgd_account(settings: FedDEPSettings, nodes: Sequence[int]) -> dict[str, Any]:
+    """What DP-SGD's noise is worth: for batches as they are, and as such figures usually are given.
+
+    Batches are the parts of a shuffled epoch, so a loss term is in one noised gradient per epoch:
+    that many releases, whatever the size of a silo. Poisson sampling, which is assumed almost
+    everywhere and done nowhere, would give the smaller figure, in the silo where it is largest.
+    """
     epochs = settings.encoder_epochs + settings.rounds * settings.local_epochs
-    steps = epochs * -(-nodes // batch)
-    epsilon = gaussian_epsilon(settings.noise, steps, DELTA, batch / nodes)
-    finite = math.isfinite(epsilon)
+    epsilon = gaussian_epsilon(settings.noise, epochs, DELTA)
+    sampled = max(_if_sampled(settings, each, epochs) for each in sorted(set(nodes)))
     return {
         "dp_sgd": {
-            "epsilon": epsilon if finite else None,
+            "epsilon": _finite(epsilon),
+            "epsilon_if_sampled": _finite(sampled),
             "delta": DELTA,
-            "steps": steps,
-            "sampling_rate": batch / nodes,
+            "epochs": epochs,
             "noise_multiplier": settings.noise,
             "clip": settings.clip,
         },
         "sentence": (
             f"DP-SGD: epsilon {epsilon:.3g} at delta {DELTA:g} per loss term of local GNN and "
-            "classifier, for batches drawn by chance. It is no guarantee per edge or node, which "
-            "enter many loss terms, and the generator is trained without noise."
+            f"classifier ({sampled:.3g} if batches were drawn by Poisson sampling, which they are "
+            "not). It is no guarantee per edge or node, which enter many loss terms, and the "
+            "generator is trained without noise."
         ),
     }
+
+
+def _if_sampled(settings: FedDEPSettings, nodes: int, epochs: int) -> float:
+    batch = min(settings.batch_size or nodes, nodes)
+    steps = epochs * -(-nodes // batch)
+    return gaussian_epsilon(settings.noise, steps, DELTA, batch / nodes)
+
+
+def _finite(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None

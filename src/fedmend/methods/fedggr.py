@@ -63,7 +63,7 @@ from fedmend.parts.local_training import AdjustGradients, LocalTraining
 from fedmend.parts.nearest import squared_norms
 from fedmend.parts.neighbour_search import TILE, indexed_neighbours, nearest_neighbours
 from fedmend.parts.optimizer import Optimizer
-from fedmend.parts.randomness import stream
+from fedmend.parts.randomness import HidingNoise, stream
 from fedmend.parts.selection import OwnBest
 from fedmend.privacy.gaussian import gaussian_epsilon
 from fedmend.privacy.ledger import Kind
@@ -305,7 +305,7 @@ class Silo(fedavg.Silo):
         self.best = OwnBest()
         self.best_rows: Tensor | None = None
         self.autoencoder: AutoencoderTraining | None = None
-        self._noise = stream(seed, name, "privacy noise")
+        self._noise = HidingNoise(seed, name, "privacy noise")
         self.grown: Graph | None = None
         self.predicted: Tensor | None = None
 
@@ -447,7 +447,7 @@ class Silo(fedavg.Silo):
     # Saving
 
     def state(self) -> dict[str, Tensor]:
-        saved = {**super().state(), **self.best.state(), "noise": self._noise.get_state()}
+        saved = {**super().state(), **self.best.state(), "noise": self._noise.stream.get_state()}
         if self.autoencoder is not None:
             saved.update(self.autoencoder.state())
         if self.best_rows is not None:
@@ -457,18 +457,18 @@ class Silo(fedavg.Silo):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         super().restore(state)
         self.best.restore(state)
-        self._noise.set_state(state["noise"])
+        self._noise.stream.set_state(state["noise"])
         if any(key.startswith("autoencoder/") for key in state):
             self._autoencoder().restore(state)
         self.best_rows = state.get("best rows")
 
 
-def noised(rows: Tensor, clip: float, noise: float, generator: torch.Generator) -> Tensor:
+def noised(rows: Tensor, clip: float, noise: float, source: HidingNoise) -> Tensor:
     """Rows clipped to a norm, with Gaussian noise of `noise` times that norm; as is without."""
     if not noise:
         return rows
     norms = rows.norm(dim=1, keepdim=True).clamp(min=1e-30)
-    drawn = torch.randn(rows.shape, generator=generator)
+    drawn = source.normal(*rows.shape)
     clipped: Tensor = rows * (clip / norms).clamp(max=1.0)
     return clipped + noise * clip * drawn
 
@@ -850,7 +850,7 @@ def predict_silo(
         if len(new):
             encoder = AutoencoderTraining(silo, graph, settings, seed)
             encoder.load({**under("autoencoder/", known), **under("autoencoder/", own)})
-            noise = stream(seed, silo, "privacy noise on new nodes")
+            noise = HidingNoise(seed, silo, "privacy noise on new nodes")
             clip, sigma = settings.embedding_clip, settings.embedding_noise
             embeddings = noised(encoder.encode()[new], clip, sigma, noise)
             rows[new] = new_rows(settings, known, embeddings)

@@ -34,6 +34,7 @@ from fedmend.models.layers import ClosedMeanLayer, Fusion, Projection, SageLayer
 from fedmend.models.propagation import operator
 from fedmend.models.sparse import SparseMatrix
 from fedmend.parts.nearest import inner_products
+from fedmend.parts.randomness import HidingNoise
 
 MOST_KEPT = 2**25
 """Inner products that a silo keeps."""
@@ -259,14 +260,14 @@ def private_gradients(
     *,
     clip: float,
     noise: float,
-    generator: torch.Generator,
+    source: HidingNoise,
     dropout: torch.Generator | None = None,
     mended: Tensor | None = None,
     products: InputProducts | None = None,
 ) -> Tensor:
     """Give the model the gradients of a DP-SGD step; returns the batch's mean loss, unclipped.
 
-    noise: standard deviation of the noise in units of the clipping norm. generator, dropout: draw
+    noise: standard deviation of the noise in units of the clipping norm. source, dropout: draw
     the noise, and what is dropped. products: what earlier steps on this graph have worked out.
     """
     with _Watching(model) as watching:
@@ -276,7 +277,7 @@ def private_gradients(
     scale = (clip / norms.clamp(min=1e-12)).clamp(max=1.0)
     (losses * scale).sum().backward()  # type: ignore[no-untyped-call]  # torch's
     for parameter in model.parameters():
-        total = torch.randn(parameter.shape, generator=generator).mul_(noise * clip)
+        total = source.normal(*parameter.shape).mul_(noise * clip)
         if parameter.grad is not None:
             total.add_(parameter.grad)
         parameter.grad = total.div_(len(labels))
