@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
@@ -78,8 +80,58 @@ def test_adding_a_silo_keeps_everything_else(tmp_path: Path) -> None:
     done = kits.provision(tmp_path, "localhost", ["north", "west"])
     assert done.made == ("west",)
     assert set(done.kept) == {"server", "north", "submitter", "observer"}
+    del before[tmp_path / kits.AUTHORITY / kits.MADE]
     assert {path: path.read_bytes() for path in before} == before
     assert certificate(tmp_path / "west", kits.ROOT) == certificate(tmp_path / "north", kits.ROOT)
+
+
+OTHERS = (kits.SERVER, kits.SUBMITTER, kits.OBSERVER)
+
+
+@pytest.mark.parametrize("remembered", [True, False], ids=["", "founded by an older version"])
+def test_kits_that_were_handed_out_are_not_made_again(tmp_path: Path, remembered: bool) -> None:
+    first = kits.provision(tmp_path, "localhost", ["north"])
+    assert first.remark is None
+    for name in (*OTHERS, "north"):
+        shutil.rmtree(tmp_path / name)
+    if not remembered:
+        (tmp_path / kits.AUTHORITY / kits.MADE).unlink()
+    done = kits.provision(tmp_path, "localhost", ["west"])
+    assert (done.made, done.handed_out) == (("west",), OTHERS)
+    assert not any((tmp_path / name).exists() for name in (*OTHERS, "north"))
+    assert done.remark is not None
+    assert "server, submitter, observer; for a new one remove its name from" in done.remark
+    assert kits.described(done)["handed_out"] == OTHERS
+
+
+def test_a_kit_is_made_again_for_whoever_asks_for_it(tmp_path: Path) -> None:
+    kits.provision(tmp_path, "localhost", ["north"])
+    for name in (*OTHERS, "north"):
+        shutil.rmtree(tmp_path / name)
+    memory = tmp_path / kits.AUTHORITY / kits.MADE
+    memory.write_text(memory.read_text().replace("observer\n", ""))
+    done = kits.provision(tmp_path, "localhost", ["north"])
+    assert done.made == ("north", "observer")
+    assert done.handed_out == (kits.SERVER, kits.SUBMITTER)
+    assert memory.read_text().split() == ["north", "observer", "server", "submitter"]
+
+
+def test_kits_of_an_interrupted_provision_are_still_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = kits._make_kit
+
+    def interrupted(folder: Path, name: str, *rest: Any) -> None:
+        if name == kits.SUBMITTER:
+            raise KeyboardInterrupt
+        make(folder, name, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kits, "_make_kit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            kits.provision(tmp_path, "localhost", ["north"])
+    done = kits.provision(tmp_path, "localhost", ["north"])
+    assert (done.made, done.kept) == ((kits.SUBMITTER, kits.OBSERVER), (kits.SERVER, "north"))
 
 
 def test_a_federation_has_one_address(made: Path) -> None:
@@ -161,6 +213,16 @@ def test_a_key_that_others_can_read(made: Path, tmp_path: Path) -> None:
     (kit / kits.KEY).chmod(0o644)
     with pytest.raises(SettingsError, match="can be read by others"):
         kits.read_kit(kit)
+
+
+@pytest.mark.parametrize(("name", "rights"), [("", "700"), (kits.KEY, "600")])
+def test_a_signing_key_that_others_can_read(tmp_path: Path, name: str, rights: str) -> None:
+    kits.provision(tmp_path, "localhost", ["north"])
+    path = tmp_path / kits.AUTHORITY / name
+    path.chmod(path.stat().st_mode | 0o040)
+    with pytest.raises(SettingsError, match=f"can be read by others .* chmod {rights} it"):
+        kits.provision(tmp_path, "localhost", ["west"])
+    assert not (tmp_path / "west").exists()
 
 
 def test_an_expired_certificate(

@@ -20,10 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from fedmend import __version__
 from fedmend.data.border import Border
 from fedmend.data.folders import read_own_border, write_silo
 from fedmend.data.partition import Partition
-from fedmend.deploy.deployed import make_plan, privacy_account, train_deployed
+from fedmend.deploy.deployed import PLAN, make_plan, privacy_account, train_deployed
 from fedmend.engines import desk as desk_module
 from fedmend.engines import flare, wire
 from fedmend.engines.base import Interrupted, Moment, Watch
@@ -147,11 +148,18 @@ deployable = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture
+def noise_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise that hides something is drawn as in-process: else no two runs could be compared."""
+    monkeypatch.setattr(desk_module, "DeployedSeed", int)
+
+
 def methods_rows(ledger: Ledger) -> list[Any]:
     return [entry for entry in ledger.entries if entry.phase not in PLATFORM_PHASES]
 
 
 @deployable
+@pytest.mark.usefixtures("noise_of_the_seed")
 def test_every_method_gives_the_in_process_result(method: str, place: Place) -> None:
     record = place.run(method)
     expected = in_process(method)
@@ -167,6 +175,7 @@ def test_every_method_gives_the_in_process_result(method: str, place: Place) -> 
 
 
 @deployable
+@pytest.mark.usefixtures("noise_of_the_seed")
 def test_stopped_and_resumed_is_the_same(method: str, place: Place) -> None:
     watch = Watch()
 
@@ -208,6 +217,42 @@ def test_a_finished_run_is_not_trained_again(place: Place) -> None:
     before = place.ledger.to_csv()
     place.run("fedavg", lines={}, resume=True)
     assert place.ledger.to_csv() == before
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"seed": 1}, "seed was 0, now it is 1"),
+        ({"settings": {"hidden": 9, "lr": 0.5}}, r"lr was 0\.01, now it is 0\.5"),
+        ({"settings": {"rounds": 2}}, "rounds was 3, now it is 2"),
+        ({"method": "fedprox"}, "method was fedavg, now it is fedprox; ask for the same"),
+    ],
+)
+def test_a_finished_run_is_not_passed_off_as_another(
+    place: Place, asked: dict[str, Any], says: str
+) -> None:
+    place.run("fedavg")
+    before = (place.folder("server") / PLAN).read_bytes()
+    with pytest.raises(SettingsError, match=says) as why:
+        place.run(**{"method": "fedavg", **asked}, resume=True)
+    assert "\n" not in str(why.value)
+    assert (place.folder("server") / PLAN).read_bytes() == before
+
+
+def test_other_silos_are_another_run(place: Place) -> None:
+    place.run("fedavg")
+    plan = make_plan("fedavg", SETTINGS, NAMES[:2], run=RUN, resume=True)
+    with pytest.raises(SettingsError, match=r"silos was .*'silo-2'.*, now it is"):
+        train_deployed(plan, place.lines, place.folder("server"), Watch())
+
+
+def test_a_finished_run_goes_on_to_more_rounds(place: Place) -> None:
+    place.run("fedavg", settings={"rounds": 2})
+    place.start(*NAMES)
+    record = place.run("fedavg", resume=True)
+    assert record["settings"]["rounds"] == SETTINGS["rounds"] == 3
+    assert same_weights(place.weights, in_process("fedavg").weights)
+    assert methods_rows(place.ledger) == in_process("fedavg").ledger.entries
 
 
 def test_global_cannot_be_deployed() -> None:
@@ -274,21 +319,29 @@ def test_a_silo_that_was_cut_off_comes_back(place: Place, monkeypatch: pytest.Mo
     assert (3, "silo-1") in rows
 
 
+def before_training(do: Callable[[fedavg.Silo], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have FedAvg's silos do something before every step `train`."""
+    whole = fedavg.Silo.train
+
+    def train(self: fedavg.Silo, received: fedavg.Weights) -> fedavg.Update:
+        do(self)
+        return whole(self, received)
+
+    train.__annotations__ = {"received": fedavg.Weights, "return": fedavg.Update}
+    monkeypatch.setattr(fedavg.Silo, "train", train)
+
+
 def test_a_slow_step_loses_its_silo_for_that_step(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_step = fedavg.Silo.train
     done: list[int] = []
 
-    def slow(self: fedavg.Silo, received: fedavg.Weights) -> fedavg.Update:
-        if self.name == "silo-1" and not done:
+    def slow(silo: fedavg.Silo) -> None:
+        if silo.name == "silo-1" and not done:
             done.append(1)
             time.sleep(1.0)
-        return train_step(self, received)
 
-    slow.__annotations__ = {"received": fedavg.Weights, "return": fedavg.Update}
-    monkeypatch.setattr(fedavg.Silo, "train", slow)
-    monkeypatch.setattr(slow, "__name__", "train")
+    before_training(slow, monkeypatch)
     record = place.run("fedavg", timeout=0.5, settings={"rounds": 5})
     assert "silo-1 was lost in round 1 of training: no answer within 0.5 s" in record["said"]
     rows = {(entry.round, entry.silo) for entry in methods_rows(place.ledger)}
@@ -306,20 +359,93 @@ def test_the_time_limit_is_for_the_methods_steps(place: Place) -> None:
     assert place.run("fedavg", timeout=0.5)["said"] == []
 
 
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """silo-1 never comes out of its first step, until the test is over."""
+    release = threading.Event()
+
+    def wait(silo: fedavg.Silo) -> None:
+        if silo.name == "silo-1":
+            release.wait(60)
+
+    before_training(wait, monkeypatch)
+    yield release
+    release.set()
+
+
+def test_a_stuck_silo_holds_up_neither_checkpoints_nor_the_test(
+    place: Place, stuck: threading.Event
+) -> None:
+    started = time.monotonic()
+    record = place.run("fedavg", timeout=0.3, checkpoint_every=1)
+    assert time.monotonic() - started < 30
+    assert "silo-1 was lost in checkpoints: no answer within 0.3 s" in record["said"]
+    assert "silo-1 was lost in evaluation: no answer within 0.3 s" in record["said"]
+    assert sorted(record["result"]["by_silo"]) == ["silo-0", "silo-2"]
+
+
+def test_a_stuck_silos_desk_drops_what_is_not_asked_for_any_more(
+    place: Place, stuck: threading.Event
+) -> None:
+    place.run("fedavg", timeout=0.3, checkpoint_every=1)
+    desk = place.desks["silo-1"]
+    _, last = [work for work in desk._work.values() if not work.done()]  # first what it is stuck in
+    stuck.set()
+    last.result(30)
+    performed = {(entry.phase, entry.round) for entry in desk.ledger.entries}
+    assert performed == {("handshake", 0), ("training", 1), ("evaluation", 0)}
+
+
+@pytest.mark.parametrize("where", ["handshake", "checkpoints", "evaluation"])
+def test_a_silo_that_is_always_busy_does_not_hold_up_the_run(
+    place: Place, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(flare, "PLATFORM_AT_LEAST", 0.1)
+    monkeypatch.setattr(flare, "PLATFORM_TIMES", 3.0)
+    inner = place.line("silo-1")
+
+    def busy(ticket: int, asked: str, *rest: Any) -> Mapping[str, Any]:
+        if asked.startswith(where):
+            time.sleep(0.01)
+            return {"state": "busy"}
+        return inner(ticket, asked, *rest)
+
+    lines = {**place.lines, "silo-1": busy}
+    if where == "handshake":
+        with pytest.raises(FederationError, match="cannot start: silo-1: no answer within 1"):
+            place.run("fedavg", lines, timeout=0.5)
+        return
+    record = place.run("fedavg", lines, timeout=0.5)
+    assert f"silo-1 was lost in {where}: no answer within 1.5 s" in record["said"]
+
+
+@pytest.mark.parametrize("timeout", [None, 0])
+def test_without_a_time_limit_a_step_may_take_any_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch, timeout: float | None
+) -> None:
+    monkeypatch.setattr(flare, "_PATIENCE", 0.01)
+    before_training(lambda silo: time.sleep(0.1), monkeypatch)
+    assert place.run("fedavg", timeout=timeout)["said"] == []
+
+
+def test_a_step_that_raises_a_timeout_error_has_failed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaking(TimeoutError(SECRET), monkeypatch)
+    record = place.run("fedavg")
+    said = "silo-1 was lost in round 1 of training: TimeoutError in step train: see its log"
+    assert said in record["said"]
+
+
 SECRET = "patient 4711 has a row nobody may see"
 
 
 def breaking(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    train_step = fedavg.Silo.train
-
-    def broken(self: fedavg.Silo, received: fedavg.Weights) -> fedavg.Update:
-        if self.name == "silo-1":
+    def broken(silo: fedavg.Silo) -> None:
+        if silo.name == "silo-1":
             raise error
-        return train_step(self, received)
 
-    broken.__annotations__ = {"received": fedavg.Weights, "return": fedavg.Update}
-    monkeypatch.setattr(broken, "__name__", "train")
-    monkeypatch.setattr(fedavg.Silo, "train", broken)
+    before_training(broken, monkeypatch)
 
 
 @pytest.mark.parametrize("error", [ValueError(SECRET), WireError(SECRET), SystemExit(SECRET)])
@@ -470,29 +596,28 @@ def test_names_of_features_are_compared_without_telling_them(tmp_path: Path) -> 
     place.close()
 
 
-def test_other_versions_do_not_fit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    introduce = Desk.introduce
+@pytest.mark.parametrize("what", ["fedmend", "torch"])
+def test_other_versions_than_the_servers_are_named(what: str) -> None:
+    own = {"fedmend": __version__, "torch": str(torch.__version__)}
+    same = introduction(**own)
+    flare.check_versions({"silo-0": same})
+    other = introduction(**{**own, what: "0.0.9\x1b[2J"})
+    with pytest.raises(FederationError) as why:
+        flare.check_versions({"silo-0": same, "silo-1": other, "silo-2": other})
+    assert str(why.value) == (
+        f"all parties need the same version of {what}: the server has {own[what]}, "
+        "silo-1 has 0.0.9?[2J, silo-2 has 0.0.9?[2J"
+    )
 
-    def older(self: Desk, plan: Plan) -> desk_module.Introduction:
-        monkeypatch.setattr(
-            desk_module, "__version__", "0.0.9" if self.name == "silo-1" else "0.1.0"
-        )
-        return introduce(self, plan)
 
-    older.__annotations__ = {"plan": Plan, "return": desk_module.Introduction}
-    monkeypatch.setattr(older, "__name__", "introduce")
-    monkeypatch.setattr(Desk, "introduce", older)
-    serial = threading.Lock()
-
-    def one_by_one(line: Line) -> Line:
-        def call(*args: Any) -> Mapping[str, Any]:
-            with serial:
-                return line(*args)
-
-        return call
-
-    with pytest.raises(FederationError, match=r"different versions of fedmend, 0\.1\.0 and 0\.0"):
-        place.run("fedavg", {name: one_by_one(line) for name, line in place.lines.items()})
+def test_silos_that_agree_with_each_other_but_not_with_the_server(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk_module, "__version__", "0.0.9")
+    with pytest.raises(FederationError, match=r"the server has .*, silo-0 has 0\.0\.9, silo-1"):
+        place.run("fedavg")
+    sent = {entry.message for desk in place.desks.values() for entry in desk.ledger.entries}
+    assert sent == {"desk.Plan", "desk.Introduction"}
 
 
 # Edges between silos
@@ -816,13 +941,34 @@ def test_a_failure_cannot_smuggle_a_page_of_text(place: Place) -> None:
 
     def chatty(ticket: int, where: str, step: str, *rest: Any) -> Mapping[str, Any]:
         if step == "train":
-            return {"state": "failed", "error": "E" * 9999, "sentence": "x\n" * 9999}
+            words = "\x1b[2J\u202e\x9b" + "x\n" * 9999
+            return {"state": "failed", "error": "E\x07" * 9999, "sentence": words}
         return inner(ticket, where, step, *rest)
 
     record = place.run("fedavg", {**place.lines, "silo-1": chatty})
     said = next(sentence for sentence in record["said"] if "silo-1" in sentence)
     assert len(said) < 500
-    assert "\n" not in said
+    assert said.isprintable()
+
+
+def test_a_silos_classes_are_no_escape_sequences() -> None:
+    odd = introduction(label_names='["\x1b[2J"]')
+    with pytest.raises(FederationError) as why:
+        flare.agreed_schema({"silo-0": introduction(), "silo-1": odd})
+    assert str(why.value).isprintable()
+
+
+def test_a_server_cannot_write_on_a_silos_terminal_as_it_likes(place: Place) -> None:
+    nothing = wire.encode(Nothing()).data
+    with introduced(place) as desk:
+        weights = in_process("fedavg").weights or {}
+        request = wire.encode(fedavg.Weights(weights)).data
+        desk.perform(8, "\x1b]0;title\x07" + "x" * 5000 + "/1", "train", request, 30.0)
+        desk.perform(9, "training/1", "\x1b[2J" + "x" * 5000, nothing, 30.0)
+    told = place.told["silo-0"]
+    assert any(line.startswith("?]0;title?xxx") and "round 1" in line for line in told)
+    assert all(line.isprintable() and len(line) <= 1000 for line in told)
+    assert {len(entry.phase) for entry in desk.ledger.entries} == {len("handshake"), 80}
 
 
 def test_bad_data_at_a_silo_is_that_silos_error(place: Place) -> None:

@@ -15,9 +15,13 @@ from fedmend.engines.desk import Plan
 from fedmend.engines.flare import ANSWER_WITHIN, Flare, Line
 from fedmend.engines.wire import MESSAGE_LIMIT
 from fedmend.errors import SettingsError
+from fedmend.files import read_json, write_json
 from fedmend.methods import Method
 from fedmend.reports import record as records
 from fedmend.run import choose, fingerprint, identity, make_record
+
+PLAN = "plan.json"
+"""In a run's folder at the server: what was asked for."""
 
 
 def make_plan(
@@ -62,6 +66,42 @@ def make_plan(
     }
 
 
+def check_same_run(earlier: Mapping[str, Any], plan: Mapping[str, Any], *allowed: str) -> None:
+    """Refuse to go on with a run of another method, seed, silos or settings than it was begun with.
+
+    allowed: settings that may differ.
+    """
+    then, now = _named(earlier), _named(plan)
+    if then["method"] != now["method"]:  # whose settings have other names
+        then, now = {"method": then["method"]}, {"method": now["method"]}
+    differ = [
+        f"{key} was {then.get(key)}, now it is {now.get(key)}"
+        for key in {**then, **now}
+        if key not in allowed and then.get(key) != now.get(key)
+    ]
+    if differ:
+        raise SettingsError(
+            f"this is another run than the one to go on with: {'; '.join(differ)}; ask for the "
+            "same (of a finished run, also for more rounds), or choose another --out to start anew"
+        )
+
+
+def _named(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a run the one it is, by name."""
+    return {**{key: run[key] for key in ("method", "seed", "silos")}, **run["settings"]}
+
+
+def is_finished(plan: Mapping[str, Any], folder: Path) -> bool:
+    """Whether the folder holds this very run, finished; an error if it holds another one."""
+    if not (folder / records.RECORD).exists():
+        return False
+    record = read_json(folder / records.RECORD)
+    earlier = {**record, "silos": record["engine"]["silos"]}
+    more = plan["settings"]["rounds"] > earlier["settings"]["rounds"]
+    check_same_run(earlier, plan, *(["rounds"] if more else []))
+    return not more
+
+
 def train_deployed(
     plan: Mapping[str, Any], lines: Mapping[str, Line], folder: Path, watch: Watch
 ) -> None:
@@ -69,8 +109,8 @@ def train_deployed(
     started = time.perf_counter()
     chosen, config = choose(plan["method"], plan["settings"])
     seed, threads, resume = plan["seed"], plan["threads"], plan["resume"]
-    if resume and (folder / records.RECORD).exists():
-        return  # it was finished; the submitter just has not got it
+    if resume and is_finished({**plan, "settings": asdict(config)}, folder):
+        return  # the submitter just has not got it
     mode = chosen.deployed_evaluation
     what = identity(chosen, config, None, seed, mode)
     mark = fingerprint({**what, "threads": threads, "silos": plan["silos"]}, {})
@@ -88,6 +128,7 @@ def train_deployed(
         resume=resume,
     )
     with engine, computing_with(threads):
+        write_json(folder / PLAN, plan)  # not before it is known to be this run's
         engine.introduce(
             Plan(
                 run=plan["run"],

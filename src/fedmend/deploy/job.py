@@ -31,8 +31,9 @@ from nvflare.collab import CollabCallError, collab
 from nvflare.collab.api.context import set_call_context
 
 from fedmend.deploy.workspace import SITE_FILE
+from fedmend.engines.printable import printable
 from fedmend.errors import FederationError, FedmendError, SettingsError
-from fedmend.files import make_folder, read_json, write_json
+from fedmend.files import make_folder, read_json
 
 TOPIC = "fedmend"
 """Under which a submitter talks to a running job."""
@@ -47,12 +48,15 @@ CHUNK = 2**20
 SETTLE = 60.0
 """Seconds a finished job waits for its submitter to fetch the result."""
 
+_LONGEST_LINE = 1000
+"""Characters of a status line or an error; some of their words come from other parties."""
+
 _RUN = re.compile(r"[0-9a-f]{16}")
 
 
 def tell(sentence: str) -> None:
     """A status line for whoever started this party's process."""
-    sys.stdout.write(f"{STATUS}{' '.join(sentence.split())}\n")
+    sys.stdout.write(f"{STATUS}{printable(sentence, _LONGEST_LINE)}\n")
     sys.stdout.flush()
 
 
@@ -225,7 +229,7 @@ class ServerJob:
             self._event("stopped")
             tell(f"run {self._plan['run']} was stopped and saved")
         except FedmendError as error:
-            self._event("failed", error=type(error).__name__, text=" ".join(str(error).split()))
+            self._event("failed", error=type(error).__name__, text=printable(error, _LONGEST_LINE))
             tell(f"run {self._plan['run']} failed: {error}")
         except Exception as error:  # a bug must reach the submitter, not hang it
             logging.getLogger("fedmend").exception("the run failed")
@@ -241,10 +245,9 @@ class ServerJob:
 
         plan = self._plan
         self._folder = run_folder(state, plan["run"])
-        write_json(self._folder / "plan.json", plan)
-        context = collab.context
-        lines = {proxy.name: _Line(proxy, context) for proxy in collab.clients}
         with _only_one(self._folder):
+            context = collab.context
+            lines = {proxy.name: _Line(proxy, context) for proxy in collab.clients}
             train_deployed(plan, lines, self._folder, self._watch)
 
     # What the submitter asks
@@ -275,7 +278,7 @@ class ServerJob:
         from fedmend.reports import record as records
 
         folder = self._folder or Path()
-        wanted = (records.RECORD, records.WEIGHTS, records.LEDGER)
+        wanted = (records.WEIGHTS, records.LEDGER, records.RECORD)
         return [name for name in wanted if (folder / name).is_file()]
 
     def _piece(self, name: str, offset: int) -> dict[str, Any]:
@@ -295,7 +298,9 @@ def _only_one(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise FederationError("this run is still going on at the server") from None
+            raise FederationError(
+                "this run is still going on at the server; --resume again when it has ended"
+            ) from None
         yield
 
 

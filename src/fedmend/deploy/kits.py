@@ -2,7 +2,8 @@
 
 `provision` makes a folder per party, to be handed to that party alone:
 
-    OUT/authority/     the signing key: stays with whoever founds the federation, owner-only
+    OUT/authority/     the signing key: stays with whoever founds the federation, owner-only;
+                       `made.txt` in it names the kits that were made
     OUT/server/        for `fedmend server`
     OUT/NAME/          one per silo, for `fedmend silo`
     OUT/submitter/     for `fedmend submit`: may start runs
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 FORMAT = "fedmend kit 1"
 KIT, CERTIFICATE, KEY, ROOT = "kit.json", "party.crt", "party.key", "root.crt"
 AUTHORITY, SERVER, SUBMITTER, OBSERVER = "authority", "server", "submitter", "observer"
-REMOVED = "removed.txt"
+REMOVED, MADE = "removed.txt", "made.txt"
 RESERVED = (AUTHORITY, SERVER, SUBMITTER, OBSERVER)
 PORT = 8702
 ORGANISATION = "fedmend"
@@ -65,13 +66,27 @@ class Kit:
 
 @dataclass(frozen=True)
 class Provisioned:
-    """What `provision` did."""
+    """What `provision` did.
+
+    handed_out: kits that were made before and are not here any more; nobody named them now.
+    """
 
     folder: Path
     address: str
     made: tuple[str, ...]
     kept: tuple[str, ...]
+    handed_out: tuple[str, ...]
     expires: datetime
+
+    @property
+    def remark(self) -> str | None:
+        """What was not made again, and how to get it all the same."""
+        if not self.handed_out:
+            return None
+        return (
+            f"Not made again, since handed out: {', '.join(self.handed_out)}; for a new one remove "
+            f"its name from {self.folder / AUTHORITY / MADE} and provision again."
+        )
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -110,6 +125,9 @@ def provision(
 ) -> Provisioned:
     """Make the kits that are not there yet; kits that are there keep their keys.
 
+    Of silos, those that are named. The others' kits are made once: a folder that was handed out and
+    deleted must not leave a second valid key of a submitter behind whenever a silo is added.
+
     Args:
         out: the founder's folder.
         server: where silos reach the server, `host[:port]`.
@@ -128,15 +146,32 @@ def provision(
         (SUBMITTER, "submitter"),
         (OBSERVER, "observer"),
     ]
-    made, kept = [], []
+    before = _made_before(out)
+    made, kept, handed_out = [], [], []
     for name, role in wanted:
         if (out / name / KIT).exists():
             kept.append(name)
+        elif name in before and role != "silo":
+            handed_out.append(name)
         else:
             _make_kit(out / name, name, role, host, port, authority, valid_days)
             made.append(name)
-    expires = min(read_kit(out / name).expires for name, _ in wanted)
-    return Provisioned(out, f"{host}:{port}", tuple(made), tuple(kept), expires)
+    _write_made(out, {*before, *made, *kept})
+    expires = min(read_kit(out / name).expires for name in (*made, *kept))
+    address = f"{host}:{port}"
+    return Provisioned(out, address, tuple(made), tuple(kept), tuple(handed_out), expires)
+
+
+def _made_before(out: Path) -> set[str]:
+    """The kits that were ever made here: names in `made.txt` of the authority, one per line."""
+    path = out / AUTHORITY / MADE
+    if not path.exists():  # founded before there was one: these three were made at once
+        return {SERVER, SUBMITTER, OBSERVER}
+    return set(_names_in(path))
+
+
+def _write_made(out: Path, names: Iterable[str]) -> None:
+    write_bytes(out / AUTHORITY / MADE, "".join(f"{name}\n" for name in sorted(names)).encode())
 
 
 @dataclass(frozen=True)
@@ -156,6 +191,8 @@ def _authority(out: Path, host: str, port: int, valid_days: int) -> _Authority:
         about = read_json(folder / KIT, limit=2**20)
         if about.get("format") != FORMAT:
             raise FileFormatError(f"{folder / KIT} was written by another version of fedmend")
+        _check_private(folder, "700")
+        _check_private(folder / KEY, "600")
         if (about.get("host"), about.get("port")) != (host, port):
             raise SettingsError(
                 f"{out} belongs to a federation whose server is {about.get('host')}:"
@@ -184,6 +221,7 @@ def _authority(out: Path, host: str, port: int, valid_days: int) -> _Authority:
     )
     write_secret(folder / KEY, flare.serialize_pri_key(key))
     write_bytes(folder / ROOT, flare.serialize_cert(certificate))
+    _write_made(out, [])
     write_json(folder / KIT, {"format": FORMAT, "role": AUTHORITY, "host": host, "port": port})
     return _Authority(key, certificate)
 
@@ -253,11 +291,7 @@ def read_kit(folder: Path, *roles: Role) -> Kit:
     for needed in (CERTIFICATE, KEY, ROOT):
         if not (folder / needed).is_file():
             raise FileFormatError(f"{folder} is not a whole kit: {needed} is missing")
-    if (folder / KEY).stat().st_mode & 0o077:
-        raise SettingsError(
-            f"{folder / KEY} can be read by others than its owner; chmod 600 it (and think about "
-            "who may have copied it)"
-        )
+    _check_private(folder / KEY, "600")
     try:
         certificate = load_pem_x509_certificate((folder / CERTIFICATE).read_bytes())
     except (OSError, ValueError) as error:
@@ -266,11 +300,22 @@ def read_kit(folder: Path, *roles: Role) -> Kit:
     return Kit(folder, role, str(name), str(host), port, certificate.not_valid_after_utc)
 
 
+def _check_private(path: Path, rights: str) -> None:
+    """Refuse a key, or the folder of one, that others may use; `rights` are what it should have."""
+    if path.exists() and path.stat().st_mode & 0o077:
+        raise SettingsError(
+            f"{path} can be read by others than its owner; chmod {rights} it (and think about who "
+            "may have copied it)"
+        )
+
+
 def read_removed(kit: Kit) -> list[str]:
     """Silos that a server no longer lets in: names in `removed.txt` of its kit, one per line."""
     path = kit.file(REMOVED)
-    if not path.exists():
-        return []
+    return _names_in(path) if path.exists() else []
+
+
+def _names_in(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -278,7 +323,7 @@ def read_removed(kit: Kit) -> list[str]:
     names = [line.strip() for line in lines if line.strip()]
     for name in names:
         if not _SILO.fullmatch(name):  # a name that is misspelt would let its silo in
-            raise FileFormatError(f"{path}: {name[:80]!r} is not the name of a silo")
+            raise FileFormatError(f"{path}: {name[:80]!r} is not the name of a silo or kit")
     return sorted(set(names))
 
 
@@ -293,8 +338,8 @@ _ARTICLES = {
 def _check_expiry(expires: datetime, folder: Path) -> None:
     if expires <= datetime.now(UTC):
         raise SettingsError(
-            f"the certificate in {folder} expired on {expires:%Y-%m-%d}; delete that folder at the "
-            "founder's and provision again to get a new one"
+            f"the certificate in {folder} expired on {expires:%Y-%m-%d}; to get a new one, delete "
+            f"that folder at the founder's, and its name in {AUTHORITY}/{MADE}, and provision again"
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from fedmend.deploy.kits import Kit
 from fedmend.deploy.workspace import person_workspace
+from fedmend.engines.printable import printable
 from fedmend.errors import FederationError, RefusedError
 
 CONNECT_WITHIN = 15.0
@@ -47,6 +48,10 @@ def session(kit: Kit) -> Iterator[Any]:
                 f"cannot connect to the server at {kit.address}: is it running, and is this kit "
                 "one of its federation?"
             ) from error
+        except flare_errors() as error:
+            raise FederationError(
+                f"cannot log in to the server at {kit.address}: {_words(error)}"
+            ) from error
         try:
             yield opened
         finally:
@@ -64,8 +69,24 @@ def explained(action: str) -> Iterator[None]:
             yield
     except api_spec.AuthorizationError as error:
         raise RefusedError(f"this kit's role may not {action}") from error
-    except api_spec.NoConnection as error:
-        raise FederationError("the connection to the server is lost") from error
+    except (api_spec.NoConnection, api_spec.SessionClosed) as error:
+        raise FederationError("the connection to the server is lost; try again") from error
+    except flare_errors() as error:
+        raise FederationError(f"cannot {action}: {_words(error)}") from error
+
+
+def flare_errors() -> tuple[type[Exception], ...]:
+    """All that FLARE raises on purpose when it talks to a server; there is no common base class."""
+    from nvflare.apis.fl_exception import FLCommunicationError
+    from nvflare.fuel.flare_api import api_spec
+
+    named = [each for each in vars(api_spec).values() if isinstance(each, type)]
+    own = [each for each in named if issubclass(each, Exception)]
+    return (*own, FLCommunicationError, RuntimeError)  # the last for states that it does not know
+
+
+def _words(error: Exception) -> str:
+    return f"FLARE says {type(error).__name__}: {printable(error, 300) or 'no more'}"
 
 
 @dataclass(frozen=True)
@@ -84,13 +105,13 @@ def status(kit: Kit) -> Status:
         jobs = opened.list_jobs()
     return Status(
         server=kit.address,
-        silos=tuple(sorted(each.name for each in info.client_info)),
+        silos=tuple(sorted(printable(each.name, 80) for each in info.client_info)),
         jobs=tuple(
             {
-                "job": str(each.get("job_id")),
-                "name": str(each.get("job_name")),
-                "status": str(each.get("status")),
-                "submitted": str(each.get("submit_time")),
+                "job": printable(each.get("job_id"), 80),
+                "name": printable(each.get("job_name"), 80),
+                "status": printable(each.get("status"), 80),
+                "submitted": printable(each.get("submit_time"), 80),
             }
             for each in jobs
         ),

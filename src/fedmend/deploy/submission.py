@@ -17,13 +17,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmend.deploy.deployed import make_plan
+from fedmend.deploy.deployed import check_same_run, make_plan
 from fedmend.deploy.job import CHUNK, TOPIC
 from fedmend.deploy.kits import Kit
 from fedmend.deploy.session import CONNECT_WITHIN, explained, session
 from fedmend.engines.base import Interrupted, Moment, Watch
+from fedmend.engines.printable import printable
 from fedmend.errors import FederationError, RefusedError, SettingsError, UnknownNameError
-from fedmend.files import make_folder, read_json, replacing, write_json
+from fedmend.files import make_folder, read_json, replacing, storage_errors, write_json
 from fedmend.reports import record as records
 
 DEPLOYMENT = "deployment.json"
@@ -31,6 +32,7 @@ DEPLOYMENT = "deployment.json"
 
 POLL_EVERY = 0.3
 START_WITHIN = 330.0
+_LONGEST_LINE = 1000
 _LARGEST_FILE = 16 * 2**30
 
 
@@ -109,7 +111,8 @@ def submit(
         method, settings: as for `run.train`.
         out: the run's folder here.
         watch: progress; `stop_requested` ends the run after its round, saved at the parties.
-        silos: who must take part; all that are connected if left out.
+        silos: who must take part; all that are connected if left out, or those of the run that
+            goes on.
         resume: go on with the run that `out` belongs to.
         options: see `deployed.make_plan`.
     """
@@ -119,9 +122,11 @@ def submit(
         )
     earlier = _earlier(out) if resume else None
     run = secrets.token_hex(8) if earlier is None else str(earlier["run"])
-    wanted = silos if earlier is None else list(earlier["silos"])
-    # Refused before anybody is bothered: a plan that could not work.
-    make_plan(method, settings, wanted or ["any"], run=run, resume=resume, **options)
+    wanted = silos if earlier is None or silos is not None else list(earlier["silos"])
+    # Refused before anybody is bothered: a plan that could not work, or is another run's.
+    plan = make_plan(method, settings, wanted or ["any"], run=run, resume=resume, **options)
+    if earlier is not None:
+        check_same_run({**plan, **earlier}, plan, "rounds")
     with session(kit) as opened:
         with explained("look at the federation"):
             connected = sorted(each.name for each in opened.get_system_info().client_info)
@@ -129,11 +134,9 @@ def submit(
         plan = make_plan(method, settings, wanted or connected, run=run, resume=resume, **options)
         job = _running_job(opened, earlier)
         if job is None:
-            with tempfile.TemporaryDirectory(prefix="fedmend-") as folder:
-                path = write_job(Path(folder), plan, taking_part)
-                with explained("start runs"):
-                    job = str(opened.submit_job(str(path)))
-        write_json(out / DEPLOYMENT, {"run": run, "silos": plan["silos"], "job": job})
+            job = _submit_job(opened, out, plan, taking_part)
+        elif earlier is not None:
+            check_same_run({**plan, **earlier}, plan)  # nor is it given more rounds while it runs
         if watch.on_sentence:
             watch.on_sentence(f"submitted; {len(taking_part)} silos are starting ...")
         try:
@@ -145,12 +148,31 @@ def submit(
             raise
 
 
+def _submit_job(opened: Any, out: Path, plan: Mapping[str, Any], silos: list[str]) -> str:
+    """Submit a plan; the job's name. How to find the run again is written down before."""
+    note = {key: plan[key] for key in ("run", "method", "settings", "seed", "silos")}
+    write_json(out / DEPLOYMENT, {**note, "job": None})
+    try:
+        with tempfile.TemporaryDirectory(prefix="fedmend-") as folder:
+            path = write_job(Path(folder), plan, silos)
+            with explained("start runs"):
+                job = str(opened.submit_job(str(path)))
+    except RefusedError:
+        if not plan["resume"]:  # there is no such run: the folder is free for another
+            (out / DEPLOYMENT).unlink()
+        raise
+    write_json(out / DEPLOYMENT, {**note, "job": job})
+    return job
+
+
 def _earlier(out: Path) -> dict[str, Any]:
     path = out / DEPLOYMENT
     if not path.exists():
         raise SettingsError(f"there is no deployed run in {out} to go on with")
     found = read_json(path, limit=2**20)
     if not isinstance(found, dict) or not {"run", "silos", "job"} <= found.keys():
+        raise SettingsError(f"{path} is damaged")
+    if not isinstance(found["silos"], list) or not isinstance(found.get("settings", {}), dict):
         raise SettingsError(f"{path} is damaged")
     return found
 
@@ -167,7 +189,13 @@ def _taking_part(wanted: list[str] | None, connected: list[str], *, resume: bool
             f"not connected: {names} (connected: {', '.join(connected)}); start what is missing, "
             "or leave it out of --silos"
         )
-    return sorted(set(wanted) & set(connected))
+    present = sorted(set(wanted) & set(connected))
+    if not present:
+        raise FederationError(
+            f"none of the run's silos is connected: {', '.join(wanted) or 'it names none'} "
+            f"(connected: {', '.join(connected)}); start at least one with `fedmend silo`"
+        )
+    return present
 
 
 def _running_job(opened: Any, earlier: Mapping[str, Any] | None) -> str | None:
@@ -175,10 +203,17 @@ def _running_job(opened: Any, earlier: Mapping[str, Any] | None) -> str | None:
     if earlier is None:
         return None
     with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
-        if opened.get_job_meta(earlier["job"]).get("status") == "RUNNING":
-            opened.do_app_command(earlier["job"], TOPIC, {"ask": "events", "since": 10**9})
-            return str(earlier["job"])
+        job = earlier["job"] or _job_of(opened, earlier["run"])
+        if opened.get_job_meta(job).get("status") == "RUNNING":
+            opened.do_app_command(job, TOPIC, {"ask": "events", "since": 10**9})
+            return str(job)
     return None
+
+
+def _job_of(opened: Any, run: str) -> str:
+    """A run's newest job, of a submitter that was interrupted before it had written it down."""
+    jobs = opened.list_jobs(reverse=True)
+    return next(str(each["job_id"]) for each in jobs if each["job_name"].endswith(f"-{run}"))
 
 
 def _follow(opened: Any, job: str, out: Path, watch: Watch) -> dict[str, Any]:
@@ -198,8 +233,7 @@ def _follow(opened: Any, job: str, out: Path, watch: Watch) -> dict[str, Any]:
         for event in events:
             ended = _show(event, watch)
             if ended == "finished":
-                for name in event["files"]:
-                    _fetch(opened, job, name, out)
+                _fetch_all(opened, job, event["files"], out)
                 _ask(opened, job, {"ask": "bye"})
                 return records.read_run(out).record
             if ended is not None:
@@ -235,11 +269,11 @@ def _check_alive(opened: Any, job: str, silent: float, *, started: bool) -> None
                 "say); when it is back, go on with --resume"
             ) from error
         return
-    state = str(meta.get("status"))
+    state = printable(meta.get("status"), 80)
     if state.startswith("FINISHED") or state in ("ABANDONED", "REJECTED"):
         detail = meta.get("job_deploy_detail") or meta.get("schedule_history") or ""
         words = "; ".join(map(str, detail)) if isinstance(detail, list) else str(detail)
-        raise FederationError(f"the job ended at FLARE's ({state}) {words}".strip()[:600])
+        raise FederationError(printable(f"the job ended at FLARE's ({state}) {words}", 600))
     if silent > (CONNECT_WITHIN if started else START_WITHIN):
         raise FederationError(
             f"the job does not answer (FLARE says {state}); `fedmend status` shows who is "
@@ -251,9 +285,11 @@ def _show(event: Mapping[str, Any], watch: Watch) -> str | None:
     """Pass an event on to the display; its kind if the run has ended with it."""
     match event.get("event"):
         case "round" if watch.on_round:
-            watch.on_round(Moment(**{k: v for k, v in event.items() if k != "event"}))
+            phase = printable(event["phase"], 80)
+            told = {key: value for key, value in event.items() if key != "event"}
+            watch.on_round(Moment(**{**told, "phase": phase}))
         case "sentence" if watch.on_sentence:
-            watch.on_sentence(str(event["text"]))
+            watch.on_sentence(printable(event["text"], _LONGEST_LINE))
         case "finished" | "failed" | "stopped" as ended:
             return str(ended)
     return None
@@ -267,13 +303,24 @@ def _raise(ended: str, event: Mapping[str, Any]) -> None:
     kind = getattr(errors, str(event.get("error")), FederationError)
     if kind is UnknownNameError or not issubclass(kind, errors.FedmendError):
         kind = FederationError
-    raise kind(str(event.get("text")))
+    raise kind(printable(event.get("text"), _LONGEST_LINE))
+
+
+def _fetch_all(opened: Any, job: str, names: list[str], out: Path) -> None:
+    """Bring a run's files here, the record last: a folder that has one is complete."""
+    with storage_errors(out / records.RECORD):
+        # That of fewer rounds must not stand beside the new weights if this is interrupted.
+        (out / records.RECORD).unlink(missing_ok=True)
+    for name in sorted(names, key=lambda each: each == records.RECORD):
+        _fetch(opened, job, name, out)
 
 
 def _fetch(opened: Any, job: str, name: str, out: Path) -> None:
     """Bring one file of the run's folder here, in pieces."""
     if name not in (records.RECORD, records.WEIGHTS, records.LEDGER):
-        raise FederationError(f"the server offers a file that is none of a run's: {name[:50]}")
+        raise FederationError(
+            f"the server offers a file that is none of a run's: {printable(name, 50)}"
+        )
     with replacing(out / name) as temporary, temporary.open("wb") as file:
         offset, size = 0, 1
         while offset < size:

@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeVar, Unpack
 import torch
 from torch import Tensor
 
+from fedmend import __version__
 from fedmend.engines import wire
 from fedmend.engines.base import EngineBase, Keeping
 from fedmend.engines.desk import (
@@ -37,6 +38,7 @@ from fedmend.engines.desk import (
     Place,
     Plan,
 )
+from fedmend.engines.printable import printable
 from fedmend.errors import FederationError, RefusedError, StorageError, WireError
 from fedmend.evaluation.evaluate import Scores, joint_scores, mean_scores
 from fedmend.federation import Nothing, Replies, Schema, SiloBase, SiloLost
@@ -50,6 +52,10 @@ ANSWER_WITHIN = 8.0
 
 SLOWEST = 2.5e6
 """Bytes per second: large messages get that much longer, also on a machine that has much to do."""
+
+PLATFORM_TIMES, PLATFORM_AT_LEAST = 10.0, 60.0
+"""What is no step of the method (reading a graph, saving a state, testing) may take so many times
+a step's time limit, and that many seconds in any case."""
 
 _PATIENCE = 2.0
 """Seconds a call waits at the desk for a step to finish."""
@@ -90,7 +96,8 @@ class Flare(EngineBase[S]):
     Args:
         lines: how each silo is reached; a name without a line is lost from the start.
         names: all silos of the run.
-        timeout: seconds a step may take before its silo is lost for it; None = any time.
+        timeout: seconds a step may take before its silo is lost for it, see `PLATFORM_TIMES` for
+            what is none of the method's; None or 0 = any time.
         answer_within: seconds within which a living silo says at least that it is busy; longer
             for large messages, see `SLOWEST`.
         largest_message: bytes a silo's reply may have.
@@ -111,7 +118,8 @@ class Flare(EngineBase[S]):
         nothing_agreed = Schema(0, ())  # until the handshake
         super().__init__(names, nothing_agreed, seed, **others)
         self._lines = dict(lines)
-        self._timeout = timeout
+        self._timeout = timeout or None
+        self._late: set[str] = set()  # silos that still work on something they are lost for
         self._answer_within = answer_within
         self._largest = largest_message
         self._ticket = 0
@@ -141,6 +149,7 @@ class Flare(EngineBase[S]):
             self.say(f"{lost.silo} takes no part: {lost.why}")
         with self._platform("handshake"):
             found = self._answered(Desk.introduce, plan)
+            check_versions(found)
             self._schema = agreed_schema(found)
             check_borders(found)
             self._answered(Desk.prepare, Nothing())
@@ -214,14 +223,14 @@ class Flare(EngineBase[S]):
     ) -> bytes | SiloLost:
         line, started, asked = self._lines[name], time.monotonic(), step
         within = self._answer_within + len(request) / SLOWEST  # a reply is often as large
-        # The method's steps have a time limit; reading a graph or saving a state is none of them.
-        timeout = None if self._phase in PLATFORM_PHASES else self._timeout
+        limit = self._time_limit(name)
         while True:
             patience = _PATIENCE
-            if timeout is not None:
-                left = started + timeout - time.monotonic()
+            if limit is not None:
+                left = started + limit - time.monotonic()
                 if left <= 0:
-                    return SiloLost(name, f"no answer within {timeout:g} s")
+                    self._late.add(name)
+                    return SiloLost(name, f"no answer within {limit:g} s")
                 patience = min(patience, left)
             try:
                 answer = line(ticket, where, asked, request, patience, within)
@@ -230,8 +239,20 @@ class Flare(EngineBase[S]):
                 self._unreached[name] = lost
                 return lost
             if answer.get("state") != "busy":
+                self._late.discard(name)
                 return self._opened(name, step, answer)
             asked, request = "", b""  # it has them already
+
+    def _time_limit(self, name: str) -> float | None:
+        """Seconds a silo has for what it is asked now; None = any time.
+
+        One that has not finished what it was asked before gets no more than a step's time: its desk
+        has not even begun, and the others are waiting.
+        """
+        generous = self._phase in PLATFORM_PHASES and name not in self._late
+        if self._timeout is None or not generous:
+            return self._timeout
+        return max(PLATFORM_AT_LEAST, PLATFORM_TIMES * self._timeout)
 
     def _opened(self, name: str, step: str, answer: Mapping[str, Any]) -> bytes | SiloLost:
         """A desk's answer, which may be anything: a silo is hostile until checked."""
@@ -244,8 +265,8 @@ class Flare(EngineBase[S]):
                 )
             return data
         if state == "failed":
-            kind, sentence = str(answer.get("error"))[:80], str(answer.get("sentence"))[:300]
-            sentence = " ".join(sentence.split())
+            kind = printable(answer.get("error"), 80)
+            sentence = printable(answer.get("sentence"), 300)
             if kind == RefusedError.__name__:
                 raise RefusedError(f"{name} takes no part: {sentence}")
             if kind == StorageError.__name__:
@@ -303,13 +324,25 @@ def _why_unreached(error: Exception, seconds: float) -> str:
     return "it cannot be reached"
 
 
+def check_versions(found: Mapping[str, Introduction]) -> None:
+    """Refuse silos with another version than the server's, which makes weights and averages too."""
+    for what, own, theirs in (
+        ("fedmend", __version__, {name: each.fedmend for name, each in found.items()}),
+        ("torch", str(torch.__version__), {name: each.torch for name, each in found.items()}),
+    ):
+        odd = [f"{name} has {_short(each)}" for name, each in theirs.items() if each != own]
+        if odd:
+            raise FederationError(
+                f"all parties need the same version of {what}: the server has {own}, "
+                f"{', '.join(odd)}"
+            )
+
+
 def agreed_schema(found: Mapping[str, Introduction]) -> Schema:
     """What all silos have in common; an error that names two silos and how they differ."""
     first, one = next(iter(found.items()))
     for name, other in found.items():
         for what, mine, theirs in (
-            ("versions of fedmend", one.fedmend, other.fedmend),
-            ("versions of torch", one.torch, other.torch),
             ("numbers of features", one.features, other.features),
             ("classes", one.label_names, other.label_names),
         ):
@@ -332,7 +365,7 @@ def agreed_schema(found: Mapping[str, Introduction]) -> Schema:
         labels = None
     if not isinstance(labels, list) or not all(isinstance(each, str) for each in labels):
         raise WireError(f"{first} sent something else than names of classes")
-    return Schema(one.features, tuple(labels))
+    return Schema(one.features, tuple(labels), one.feature_names)
 
 
 def check_borders(found: Mapping[str, Introduction]) -> None:
@@ -370,5 +403,5 @@ def checked_counts(name: str, figures: FinalFigures, classes: int) -> Tensor:
 
 
 def _short(value: object) -> str:
-    text = str(value)
+    text = printable(value, 101)
     return text if len(text) <= 100 else f"{text[:97]}..."
