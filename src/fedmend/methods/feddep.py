@@ -119,6 +119,10 @@ class FedDEPSettings(fedavg.FedAvgSettings):
     joint: bool = setting(False, "the generator learns on while the classifier is trained")
     generate_at_inference: bool = setting(False, "silos use generated neighbours to predict too")
 
+    @property
+    def hides_with_noise(self) -> bool:
+        return self.protection == "dp-sgd" and self.noise > 0
+
     def shape(self, schema: Schema) -> ModelShape:
         backbone = f"fused-{self.fused}"
         return replace(super().shape(schema), backbone=backbone, embedding=self.embedding)

@@ -128,6 +128,10 @@ class FedGGRSettings(fedavg.FedAvgSettings):
     )
     gradient_clip: float = setting(1e-3, "norm they are clipped to if noised", low=1e-9)
 
+    @property
+    def hides_with_noise(self) -> bool:
+        return bool(self.global_width and (self.embedding_noise or self.gradient_noise))
+
     def shape(self, schema: Schema) -> ModelShape:
         plain = super().shape(schema)
         if not self.global_width:

@@ -151,6 +151,10 @@ class HiFGLSettings(fedper.FedPerSettings):
         return Secrecy(self.routing, self.privacy_threshold, self.check_shares, self.fraction_bits)
 
     @property
+    def hides_with_noise(self) -> bool:
+        return self.noise is not None
+
+    @property
     def noise(self) -> Noise | None:
         return Noise(self.clip, self.noise_multiplier) if self.below_minimum == "noise" else None
 

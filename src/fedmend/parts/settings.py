@@ -32,6 +32,11 @@ class TrainingSettings:
     min_silos: int = setting(1, "silos that must answer in every round", low=1)
     device: str = setting("cpu", "torch device the silos compute on")
 
+    @property
+    def hides_with_noise(self) -> bool:
+        """Whether silos hide something with noise that no other party can draw (`HidingNoise`)."""
+        return False
+
     def shape(self, schema: Schema) -> ModelShape:
         """The model these settings describe, for the silos' features and classes."""
         return ModelShape(
