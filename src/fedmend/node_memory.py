@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -24,7 +25,8 @@ from fedmend.files import storage_errors, write_bytes
 from fedmend.saved import under
 
 FILE = "nodes.safetensors"
-FORMAT = "fedmend nodes 1"
+FORMAT = "fedmend nodes 2"
+_ABOUT = "about"
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,15 @@ def write(folder: Path, memory: NodeMemory | None) -> None:
     for number, silo in enumerate(memory.ids):
         for key, value in memory.silos.get(silo, {}).items():
             tensors[f"silo|{number}|{key}"] = value
-    header = {
-        "format": FORMAT,
+    about = {
         "silos": list(memory.ids),
         "ids": [each.astype(str).tolist() for each in memory.ids.values()],
     }
+    # As a tensor: safetensors' own header, where texts usually stand, must not exceed 100 MB.
+    tensors[_ABOUT] = torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)
     data = save(
         {key: value.detach().cpu().clone() for key, value in tensors.items()},
-        metadata={"fedmend": json.dumps(header)},
+        metadata={"fedmend": FORMAT},
     )
     write_bytes(folder / FILE, data)
 
@@ -74,12 +77,12 @@ def read(folder: Path) -> NodeMemory | None:
         return None
     try:
         with safe_open(str(path), framework="pt") as file:
-            header = json.loads((file.metadata() or {})["fedmend"])
+            if (file.metadata() or {}).get("fedmend") != FORMAT:
+                raise FileFormatError(f"{path} was written by another version of fedmend")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # no dict
-        if header["format"] != FORMAT:
-            raise FileFormatError(f"{path} was written by another version of fedmend")
-        names = [str(name) for name in header["silos"]]
-        ids = [np.asarray(each, dtype=str) for each in header["ids"]]
+        about = json.loads(tensors.pop(_ABOUT).numpy().tobytes())
+        names = [str(name) for name in about["silos"]]
+        ids = [np.asarray(each, dtype=str) for each in about["ids"]]
         return NodeMemory(
             under("server|", tensors),
             {name: under(f"silo|{number}|", tensors) for number, name in enumerate(names)},

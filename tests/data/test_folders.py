@@ -491,6 +491,43 @@ def test_a_full_disk_leaves_what_was_there(
         assert not out.exists()
 
 
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("moved", [False, True])
+def test_an_interrupt_while_entries_are_moved_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool, moved: bool
+) -> None:
+    """At every single one of the moves, just before it or just after."""
+    out, rename = tmp_path / "out", Path.rename
+    first, second = split(random_graph(), 2), split(random_graph(), 3)
+    if existing:
+        write_partition(first, out)
+    moves = (4 if existing else 0) + 5  # silos, evaluation and partition.json
+    for stop in range(1, moves + 1):
+        calls = iter(range(1, 1000))
+
+        def interrupted(path: Path, target: Path, stop: int = stop, calls: Any = calls) -> Path:
+            now = next(calls) == stop
+            if now and not moved:
+                raise KeyboardInterrupt
+            done = rename(path, target)
+            if now:
+                raise KeyboardInterrupt
+            return done
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                write_partition(second, out)
+        if existing:
+            assert read_silos(out).hash == first.hash
+            assert not [entry for entry in out.iterdir() if entry.name.startswith(".")]
+        else:
+            assert not out.exists()
+    write_partition(second, out)
+    assert read_silos(out).hash == second.hash
+    assert not [entry for entry in out.iterdir() if entry.name.startswith(".")]
+
+
 def test_a_path_that_cannot_be_a_folder_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="a part of the path is a file"):

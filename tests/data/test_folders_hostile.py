@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +314,60 @@ def test_a_file_that_unpacks_to_far_too_much_is_given_up(
     assert read_folder(path).num_classes == 1
     monkeypatch.setattr(tables, "_FREE_BYTES", 20_000_000)
     refuses(path, "contents are far too large for its size")
+
+
+@contextmanager
+def counted() -> Iterator[pa.MemoryPool]:
+    """A memory pool for pyarrow to use in the block, to ask for its peak."""
+    before, fresh = pa.default_memory_pool(), pa.proxy_memory_pool(pa.system_memory_pool())
+    pa.set_memory_pool(fresh)
+    try:
+        yield fresh
+    finally:
+        pa.set_memory_pool(before)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "lists", "bytes"])
+def test_what_unpacks_to_far_too_much_is_given_up_before_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """40 MB in a few kB, of which 1 MB is allowed."""
+    rows, zeros = 50_000, pa.array(np.zeros(50_000 * 100))
+    columns: dict[str, dict[str, Any]] = {
+        "numbers": {f"f{number}": zeros[:rows] for number in range(100)},
+        "lists": {"features": pa.FixedSizeListArray.from_arrays(zeros, 100)},
+        "bytes": {"f": pa.array([b"x" * 800] * rows)},
+    }
+    path = parquet(tmp_path, id=np.zeros(rows, dtype=np.int8), **columns[kind])
+    monkeypatch.setattr(tables, "_FREE_BYTES", 2**20)
+    monkeypatch.setattr(tables, "_EXPANSION", 1)
+    monkeypatch.setattr(tables, "_BATCH_VALUES", 2**16)
+    monkeypatch.setattr(tables, "_VALUES_OF_A_LIST", 2**10)
+    with counted() as pool:
+        refuses(path, "contents are far too large for its size")
+    assert pool.max_memory() < 8 * 2**20
+
+
+def test_columns_of_all_kinds_are_read_together_in_many_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read in groups, but in the order of the file and with every row where it was."""
+    monkeypatch.setattr(tables, "_BATCH_VALUES", 2**6)
+    monkeypatch.setattr(tables, "_VALUES_OF_A_LIST", 2**4)
+    whole = pa.table(
+        {
+            "x.y": np.arange(100),
+            "id": [f"n{number}" for number in range(100)],
+            "x": [[float(number)] * (number % 3) for number in range(100)],
+            "when": pa.array(np.arange(100).astype("datetime64[s]")),
+            "label": pa.array(["a", None] * 50).dictionary_encode(),
+            "empty": pa.nulls(100),
+        }
+    )
+    pq.write_table(whole, tmp_path / "nodes.parquet", row_group_size=33)
+    read = tables.read_table(tmp_path / "nodes.parquet", ["id", "label"], ignore=())
+    assert read.column_names == whole.column_names
+    assert read.to_pydict() == whole.to_pydict()
 
 
 def test_too_many_rows_or_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,38 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert path.stat().st_size < 10**4
     monkeypatch.setattr("fedmend.data.npz._MAX_BYTES", 10**6)
     with pytest.raises(FileFormatError, match=r"unpacks to .* bytes, more than 1000000"):
+        read_npz(path)
+
+
+def test_a_member_that_lies_about_its_size_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "file.npz"
+    np.savez(path, **content(labels=None))
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("labels.npy", bytes(64 * 2**20))
+        archive.getinfo("labels.npy").file_size = 1000
+    tracemalloc.start()
+    with pytest.raises(FileFormatError, match=r"is not a readable \.npz file"):
+        read_npz(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 * 2**20
+
+
+def test_a_long_member_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file.npz"
+    np.savez_compressed(path, **content())
+    monkeypatch.setattr("fedmend.data.npz._PIECE", 7)
+    assert read_npz(path).y.tolist() == [1, 0, 1, -1]
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_compression_that_numpy_does_not_write(tmp_path: Path, compression: int) -> None:
+    path, labels = tmp_path / "file.npz", io.BytesIO()
+    np.savez(path, **content(labels=None))
+    np.save(labels, content()["labels"])
+    with zipfile.ZipFile(path, "a", compression) as archive:
+        archive.writestr("labels.npy", labels.getvalue())
+    with pytest.raises(FileFormatError, match="labels is compressed in a way that numpy does not"):
         read_npz(path)
 
 

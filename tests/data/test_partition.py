@@ -9,6 +9,8 @@ import scipy.sparse as sp
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiny import reordered, tiny_graph
+from torch import Tensor
 
 from fedmend.data.partition import Partition, split
 from fedmend.errors import DataError, GraphError, SettingsError, UnknownNameError
@@ -290,3 +292,34 @@ def test_split_refuses_settings_it_does_not_know() -> None:
         split(graph, how="column")
     with pytest.raises(UnknownNameError, match="unknown silo 'silo-9'"):
         split(graph, 2).rows("silo-9")
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_content_hash_sees_what_the_hash_of_the_cut_does_not(sparse: bool) -> None:
+    def cut(x: Tensor) -> Partition:
+        graph = tiny_graph()
+        if sparse:
+            x = x.to_sparse_csr()
+        return split(
+            Graph(
+                x,
+                graph.edges,
+                graph.y,
+                label_names=graph.label_names,
+                train_mask=graph.train_mask,
+                val_mask=graph.val_mask,
+                test_mask=graph.test_mask,
+            ),
+            3,
+            "random",
+        )
+
+    ones = torch.eye(6).repeat(10, 1)
+    one, same, moved, wider = (
+        cut(x) for x in (ones, ones.clone(), ones.roll(1, 0), torch.cat([ones, ones], 1))
+    )
+    assert one.hash == same.hash == moved.hash == wider.hash
+    assert one.content_hash == same.content_hash
+    assert one.content_hash == reordered(one).content_hash
+    # Bags of words have the same values everywhere: it is where they stand that differs.
+    assert len({each.content_hash for each in (one, moved, wider)}) == 3

@@ -276,6 +276,15 @@ def test_wrong_content(tmp_path: Path, suffix: str, value: Any, message: str) ->
     assert "\n" not in str(caught.value)
 
 
+def test_labels_without_rows_cannot_claim_endless_classes(tmp_path: Path) -> None:
+    """A table of no rows and any number of columns has no bytes; a name per column would."""
+    labels = np.zeros((0, 1_000_001), dtype=np.int32)
+    none = dict.fromkeys(("y", "ally", "ty"), labels) | dict.fromkeys(("x", "allx", "tx"), X[:0])
+    write(tmp_path, **none, **{"test.index": b""})
+    with pytest.raises(FileFormatError, match=r"\.ally has 1000001 columns, one per class"):
+        read_planetoid(tmp_path, "small")
+
+
 def test_missing_and_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (write(tmp_path) / "ind.small.tx").unlink()
     with pytest.raises(FileFormatError, match=r"cannot read .*ind\.small\.tx: No such file"):

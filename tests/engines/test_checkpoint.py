@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from fedmend.data.partition import Partition
@@ -71,6 +71,17 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert (state.best, state.round, state.accuracy, state.note) == ({}, 4, 1 / 3, "Grüße")
 
 
+def test_long_texts_do_not_stand_in_the_header(tmp_path: Path) -> None:
+    """safetensors refuses a header above 100 MB, and a ledger has a line per silo and round."""
+    path = tmp_path / "x"
+    before = a_checkpoint(ledger="line\n" * 100_000, sentences=("lost",) * 10_000)
+    write(path, before)
+    (length,) = struct.unpack("<Q", path.read_bytes()[:8])
+    assert length < 2000
+    after = read(path, "this run")
+    assert (after.ledger, after.sentences) == (before.ledger, before.sentences)
+
+
 def test_other_run(tmp_path: Path) -> None:
     write(tmp_path / "x", a_checkpoint())
     with pytest.raises(SettingsError, match="belongs to another run"):
@@ -85,26 +96,43 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(FileFormatError, match="not a checkpoint"):
             read(path, "this run")
-    for header in ("[]", "{}", "{", json.dumps({"format": "other"}), "[" * 100_000):
-        path.write_bytes(save({}, metadata={"fedmend": header, "ledger": ""}))
-        with pytest.raises(FileFormatError, match="not a checkpoint"):
+    for version in ("", "fedmend checkpoint 1", json.dumps({"format": checkpoint.FORMAT})):
+        path.write_bytes(save({"about": as_tensor("{}")}, metadata={"fedmend": version}))
+        with pytest.raises(FileFormatError, match="not a checkpoint of this version"):
             read(path, "this run")
+    texts = [as_tensor(text) for text in ("[]", "{", "", "[" * 100_000, "9" * 10_000)]
+    others = [torch.tensor([255], dtype=torch.uint8), torch.ones(3), torch.ones(3).bfloat16()]
+    for about in (*texts, *others, None):
+        named = {} if about is None else {"about": about}
+        path.write_bytes(save(named, metadata={"fedmend": checkpoint.FORMAT}))
+        with pytest.raises(FileFormatError, match="not a checkpoint") as caught:
+            read(path, "this run")
+        assert "\n" not in str(caught.value)
     with pytest.raises(FileFormatError):
         read(tmp_path, "this run")
 
 
+def as_tensor(text: str) -> Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+def place_of_about(file: bytes) -> tuple[int, int]:
+    """Where in a checkpoint's file the text about it begins and ends."""
+    (length,) = struct.unpack("<Q", file[:8])
+    start, end = json.loads(file[8 : 8 + length])["about"]["data_offsets"]
+    return 8 + length + start, 8 + length + end
+
+
 def edited(good: bytes, name: str, value: Any) -> bytes:
-    """A checkpoint's file with one entry of our header replaced (or removed, for ...)."""
-    (length,) = struct.unpack("<Q", good[:8])
-    whole = json.loads(good[8 : 8 + length])
-    ours = json.loads(whole["__metadata__"]["fedmend"])
+    """A checkpoint's file with one entry of what it says replaced (or removed, for ...)."""
+    start, end = place_of_about(good)
+    about = json.loads(good[start:end])
     if value is ...:
-        del ours[name]
+        del about[name]
     else:
-        ours[name] = value
-    whole["__metadata__"]["fedmend"] = json.dumps(ours)
-    text = json.dumps(whole).encode()
-    return struct.pack("<Q", len(text)) + text + good[8 + length :]
+        about[name] = value
+    named = {**load(good), "about": as_tensor(json.dumps(about))}
+    return save(named, metadata={"fedmend": checkpoint.FORMAT})
 
 
 def error_of(function: Any, *args: Any, **options: Any) -> str | None:
@@ -212,6 +240,20 @@ def test_resuming_a_finished_run_trains_nothing_and_gives_the_same(tmp_path: Pat
     same_result(again, whole)
 
 
+def test_a_run_that_had_ended_early_is_resumed_at_that_round(tmp_path: Path) -> None:
+    """Interrupted before its record was written: what follows training is counted as it was."""
+    early = {**SETTINGS, "rounds": 60, "patience": 1}
+    whole = train("fedavg", PARTITION, out=tmp_path, **early)
+    last = max(whole.history["training"])
+    assert last < 60
+    assert {entry.round for entry in whole.ledger.entries if entry.phase.startswith("after")} == {
+        last
+    }
+    same_result(train("fedavg", PARTITION, out=tmp_path, resume=True, **early), whole)
+    with pytest.raises(SettingsError, match=f"after round {last} of training, beyond"):
+        train("fedavg", PARTITION, out=tmp_path, resume=True, **{**early, "rounds": last - 1})
+
+
 def test_more_rounds_of_the_same_run(tmp_path: Path) -> None:
     longer = {**SETTINGS, "rounds": 9}
     train("local", PARTITION, out=tmp_path, **SETTINGS)
@@ -281,16 +323,18 @@ def test_checkpoint_beyond_the_rounds_asked_for(tmp_path: Path) -> None:
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 2**30), st.integers(1, 255), st.booleans())
+@given(st.integers(0, 2**30), st.integers(1, 255), st.sampled_from(["all", "header", "about"]))
 def test_damaged_runs_never_end_in_a_traceback(
-    tmp_path_factory: pytest.TempPathFactory, at: int, by: int, in_header: bool
+    tmp_path_factory: pytest.TempPathFactory, at: int, by: int, where: str
 ) -> None:
     """A flipped byte: resumed all the same (the figures may be off), or one clear error."""
     file = DAMAGED.get(tmp_path_factory) / "checkpoint.safetensors"
     good = file.read_bytes()
     (length,) = struct.unpack("<Q", good[:8])
+    places = {"all": (0, len(good)), "header": (0, 8 + length), "about": place_of_about(good)}
+    start, end = places[where]
     bad = bytearray(good)
-    bad[at % (8 + length if in_header else len(bad))] ^= by
+    bad[start + at % (end - start)] ^= by
     file.write_bytes(bytes(bad))
     options = {"out": file.parent, "resume": True, "workers": 1, **QUICK, "rounds": 1}
     try:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedmend.config import MOST_THREADS
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -35,7 +37,11 @@ SilosOption = Annotated[
     int | None, typer.Option("--silos", min=1, help="Number of silos; 5 if left out.")
 ]
 SplitOption = Annotated[
-    str, typer.Option("--split", help="How the graph is cut (see `fedmend splits`).")
+    str | None,
+    # None tells what was left out from what was asked for: a folder of silos is cut already.
+    typer.Option(
+        "--split", help="How the graph is cut (see `fedmend splits`); louvain if left out."
+    ),
 ]
 RatioOption = Annotated[str, typer.Option("--ratio", help="Shares of train/val/test nodes.")]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds of training.")]
@@ -86,7 +92,8 @@ WorkersOption = Annotated[
     ),
 ]
 ThreadsOption = Annotated[
-    int, typer.Option("--threads", min=1, help="Torch threads of each silo's step.")
+    int,
+    typer.Option("--threads", min=1, max=MOST_THREADS, help="Torch threads of each silo's step."),
 ]
 CheckpointOption = Annotated[
     int, typer.Option("--checkpoint-every", min=1, help="Rounds between checkpoints.")
@@ -110,16 +117,23 @@ StateOption = Annotated[
 
 def out_console() -> Console:
     """For results: standard output."""
-    from rich.console import Console
-
-    return Console(highlight=False)
+    return _console(stderr=False)
 
 
 def err_console() -> Console:
     """For progress and remarks: standard error, so that results can be piped."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    """A console that shows every text as it is.
+
+    Names, paths and messages come from files and from other parties: "[/no]" in one of them is no
+    markup, and ":warning:" no picture.
+    """
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def gather_settings(pairs: list[str] | None, config: Path | None, **direct: Any) -> dict[str, Any]:
@@ -143,7 +157,9 @@ def default_out(*parts: str) -> Path:
     """`runs/PARTS-DATE`: a folder nobody has yet."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     clean = ["".join(c if c.isalnum() or c in "-+" else "-" for c in part) for part in parts]
-    return Path("runs") / "-".join([*clean, stamp])
+    # A dataset with many options makes a name that no file system takes.
+    name = "-".join(clean).encode()[:150].decode(errors="ignore")
+    return Path("runs") / f"{name}-{stamp}"
 
 
 def names(text: str) -> list[str]:
@@ -167,10 +183,10 @@ class Display:
         self._runs, self._started = runs, 0
         self._console = console
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[figures]}", markup=False),
             TimeRemainingColumn(),
             TextColumn("left"),
             console=console,
@@ -258,22 +274,24 @@ def stopping_gently(display: Display, go_on: str) -> Iterator[None]:
 @contextmanager
 def spinner(text: str) -> Iterator[None]:
     """Something to look at while a step of unknown length runs; nothing if no terminal."""
+    from rich.text import Text
+
     console = err_console()
     if not console.is_terminal:
         yield
         return
-    with console.status(text):
+    with console.status(Text(text)):
         yield
 
 
 def print_lines(rows: list[tuple[str, str]]) -> None:
     """Names and what they mean, a line each."""
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     table = Table.grid(padding=(0, 3))
     for name, text in rows:
-        table.add_row(f"[bold]{escape(name)}[/]", escape(text))
+        table.add_row(Text(name, style="bold"), text)
     out_console().print(table)
 
 

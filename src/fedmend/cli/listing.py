@@ -18,10 +18,12 @@ def methods(
     if name is None:
         common.print_lines([(each.name, each.summary) for each in METHODS.values()])
         return
+    from rich.text import Text
+
     from fedmend.config import describe
 
     method = find(name)
-    common.out_console().print(f"[bold]{method.name}[/]: {method.summary}")
+    common.out_console().print(Text.assemble((method.name, "bold"), f": {method.summary}"))
     owner = "one shared by all silos" if method.model == "shared" else "one per silo"
     common.out_console().print(f"Model it ends with: {owner}.\n")
     rows = []

@@ -14,8 +14,10 @@ from fedmend.cli import common
 def rehearse(
     method: Annotated[str, typer.Argument(help="A method (see `fedmend methods`).")],
     dataset: common.DatasetOption = "cora",
-    silos: common.SilosOption = 3,
-    split: common.SplitOption = "louvain",
+    silos: Annotated[
+        int | None, typer.Option("--silos", min=1, help="Number of silos; 3 if left out.")
+    ] = None,
+    split: common.SplitOption = None,
     ratio: common.RatioOption = "60/20/20",
     rounds: common.RoundsOption = 10,
     seed: common.SeedOption = 0,
@@ -38,7 +40,8 @@ def rehearse(
 
         settings = common.gather_settings(set_, config, rounds=rounds, backbone=backbone)
         experiments.check_settings([method], settings)
-        source = experiments.Source(dataset, silos, split, ratio, data_root)
+        few = None if experiments.is_cut(dataset) else 3
+        source = experiments.Source(dataset, silos or few, split, ratio, data_root)
         with common.stopping_gently(display, "nothing is kept of a rehearsal"):
             found = rehearsal.rehearse(
                 method,
@@ -52,7 +55,7 @@ def rehearse(
         common.print_json(asdict(found))
     else:
         console = common.out_console()
-        for line in found.lines():
-            console.print(line, soft_wrap=True)
+        for line in found.lines():  # fedmend's own words and figures, some of them in colour
+            console.print(line, markup=True, soft_wrap=True)
     if not found.same:
         raise typer.Exit(1)

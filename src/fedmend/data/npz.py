@@ -8,7 +8,6 @@ the same form (`attr_*`) or dense (`attr_matrix`), `labels`, and perhaps `class_
 from __future__ import annotations
 
 import io
-import lzma
 import math
 import struct
 import tokenize
@@ -26,6 +25,7 @@ from fedmend.errors import FileFormatError, GraphError
 from fedmend.graph import Graph
 
 _MAX_BYTES = 2**30  # unpacked; the largest of the benchmark's files unpacks to a tenth of it
+_PIECE = 2**20
 
 # What numpy raises on a bad header, which it parses as a Python literal, or on missing data.
 _MALFORMED = (
@@ -38,11 +38,10 @@ _MALFORMED = (
     tokenize.TokenError,
 )
 
-# What zipfile raises on a damaged archive (RuntimeError: it is encrypted, or oddly compressed).
+# What zipfile raises on a damaged archive (RuntimeError: it is encrypted).
 _BAD_ARCHIVE = (
     zipfile.BadZipFile,
     zlib.error,
-    lzma.LZMAError,
     struct.error,
     EOFError,
     LookupError,
@@ -117,8 +116,7 @@ class _Arrays:
     def __getitem__(self, key: str) -> NDArray[Any]:
         if key not in self:
             raise FileFormatError(f"{self.path} has no {key}: not a file of the GNN benchmark")
-        # Reading stops at the size the archive names, which was counted above.
-        stream = io.BytesIO(self.archive.read(self.members[f"{key}.npy"]))
+        stream = self._unpack(key)
         try:
             with warnings.catch_warnings():
                 # numpy says that a header was written by Python 2: true of files of that age.
@@ -128,6 +126,24 @@ class _Arrays:
         except _MALFORMED as error:
             reason = " ".join(str(error).split())[:200]
             raise FileFormatError(f"{self.path}: {key} is malformed: {reason}") from error
+
+    def _unpack(self, key: str) -> io.BytesIO:
+        """The bytes of an array, up to the size the archive names, which was counted above.
+
+        In pieces: asked for all at once, zipfile unpacks whatever there is and cuts it afterwards.
+        """
+        member = self.members[f"{key}.npy"]
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise FileFormatError(
+                f"{self.path}: {key} is compressed in a way that numpy does not write; "
+                "save it with numpy.savez or numpy.savez_compressed"
+            )
+        stream = io.BytesIO()
+        with self.archive.open(member) as packed:
+            while piece := packed.read(_PIECE):
+                stream.write(piece)
+        stream.seek(0)
+        return stream
 
     @staticmethod
     def _check_size(stream: io.BytesIO) -> None:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from fedmend.data.matrices import checked_csr
 from fedmend.errors import FileFormatError, GraphError
-from fedmend.graph import UNKNOWN_LABEL, Graph
+from fedmend.graph import MAX_CLASSES, UNKNOWN_LABEL, Graph
 
 SUFFIXES = ("x", "y", "tx", "ty", "allx", "ally", "graph", "test.index")
 
@@ -262,6 +262,10 @@ def _read_labels(path: Path) -> NDArray[Any]:
     table = _array(_unpickle(path), path)
     if table.ndim != 2:
         raise FileFormatError(f"{path} must hold a table of one-hot labels")
+    if table.shape[1] > MAX_CLASSES:  # without rows it may claim any width, and has no bytes
+        raise FileFormatError(
+            f"{path} has {table.shape[1]} columns, one per class; at most {MAX_CLASSES} are allowed"
+        )
     return table
 
 

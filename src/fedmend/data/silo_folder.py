@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -445,7 +445,8 @@ def replacing_folder(
     """Give an empty folder to write into; if the block succeeds, its entries become `folder`'s.
 
     They stand inside `folder` all the time, which may be a mounted disk, under a name that readers
-    pass over. The entry called `last` is moved last: a folder that has it is complete.
+    pass over. The entry called `last` is moved last: a folder that has it is complete. An exception
+    leaves all of the old entries or all of the new.
     """
     if folder.exists():
         if not folder.is_dir():
@@ -463,15 +464,36 @@ def replacing_folder(
         staging = Path(tempfile.mkdtemp(dir=folder, prefix=STAGING))
         try:
             yield staging
-            for old in sorted(folder.iterdir(), key=lambda entry: entry.name != last):
-                if old != staging:
-                    shutil.rmtree(old) if old.is_dir() else old.unlink()
-            for new in sorted(staging.iterdir(), key=lambda entry: entry.name == last):
-                new.rename(folder / new.name)
+            _exchange(folder, staging, last)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
             if not existed and not any(folder.iterdir()):
                 folder.rmdir()
+
+
+def _exchange(folder: Path, staging: Path, last: str) -> None:
+    """Put the entries of `staging` in the place of `folder`'s, all of them or none."""
+    old = Path(tempfile.mkdtemp(dir=folder, prefix=STAGING))
+    moves: list[tuple[Path, Path]] = []
+
+    def move(entry: Path, to: Path) -> None:
+        moves.append((entry, to / entry.name))  # first, or an interrupt could leave it unrecorded
+        entry.rename(to / entry.name)
+
+    try:
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name != last):
+            if not entry.name.startswith(STAGING):
+                move(entry, old)
+        for entry in sorted(staging.iterdir(), key=lambda entry: entry.name == last):
+            move(entry, folder)
+    except BaseException:
+        for before, after in reversed(moves):
+            with suppress(FileNotFoundError):  # the last one may not have been moved yet
+                after.rename(before)
+        old.rmdir()
+        raise
+    for entry in folder.glob(f"{STAGING}*"):  # what crashes left goes too
+        shutil.rmtree(entry, ignore_errors=True)
 
 
 def write_folder(graph: Graph, path: Path | str, format: Format = "parquet") -> Path:

@@ -34,6 +34,11 @@ MAX_TEXT = 1000
 # A Parquet file may always unpack to so many bytes; above, to so many times its size.
 _FREE_BYTES = 2**30
 _EXPANSION = 1000
+# So many values of a Parquet file are unpacked before they are counted, 128 MiB if they are
+# numbers. One without a fixed width, a list say, may be long and is taken for many.
+_BATCH_VALUES = 2**24
+_BATCH_ROWS = 2**16
+_VALUES_OF_A_LIST = 2**16
 # A row of a CSV file has to fit into a block.
 _BLOCK = 2**24
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
@@ -156,16 +161,20 @@ def _read_parquet(
     most = min(MAX_BYTES, max(_FREE_BYTES, _EXPANSION * path.stat().st_size))
     # As a dictionary, a long text that is repeated a thousand times is not yet a thousand texts.
     texts = [name for name in names if _is_text(schema.field(name).type)]
-    batches = []
+    columns: dict[str, pa.ChunkedArray] = {}
     with pq.ParquetFile(path, read_dictionary=texts) as file:
-        # Counted while it is read: what the file's own metadata says of sizes may be a lie, and
-        # some damage there makes pyarrow end the process when it is asked.
-        for batch in file.iter_batches(columns=names):
-            batches.append(batch)
-            most -= batch.nbytes
-            if most < 0:
-                raise FileFormatError(f"{path}: its contents are far too large for its size")
-    table = pa.Table.from_batches(batches) if batches else schema.empty_table().select(names)
+        for group, batch_rows in _groups(schema, names):
+            batches = []
+            # Counted batch by batch: what the file's own metadata says of sizes may be a lie, and
+            # some damage there makes pyarrow end the process when it is asked.
+            for batch in file.iter_batches(batch_rows, columns=group):
+                batches.append(batch)
+                most -= batch.nbytes
+                if most < 0:
+                    raise FileFormatError(f"{path}: its contents are far too large for its size")
+            read = pa.Table.from_batches(batches) if batches else schema.empty_table()
+            columns.update((name, read.column(name)) for name in group)
+    table = pa.table({name: columns[name] for name in names})
     table = table.replace_schema_metadata(schema.metadata)
     table.validate(full=True)  # text that is not UTF-8, offsets that point elsewhere
     for name in set(table.column_names) & set(text):
@@ -177,6 +186,31 @@ def _read_parquet(
             at = table.column_names.index(name)
             table = table.set_column(at, name, column.cast(column.type.value_type))
     return table
+
+
+def _groups(schema: pa.Schema, names: Sequence[str]) -> Iterator[tuple[list[str], int]]:
+    """Columns that are read together, and how many rows of them at once.
+
+    Texts apart from the rest: every batch repeats their dictionary, so they need large batches.
+    """
+    import pyarrow as pa
+
+    texts: list[str] = []
+    numbers: list[str] = []
+    others: list[str] = []
+    for name in names:
+        kind = schema.field(name).type
+        if _is_text(kind) or pa.types.is_dictionary(kind):
+            texts.append(name)
+        elif pa.types.is_primitive(kind):
+            numbers.append(name)
+        else:
+            others.append(name)
+    for group, values in ((texts, 1), (numbers, 1), (others, _VALUES_OF_A_LIST)):
+        if group:
+            rows = max(1, min(_BATCH_ROWS, _BATCH_VALUES // (values * len(group))))
+            # A power of two: pyarrow's buffers grow by doubling, and half of one would be empty.
+            yield group, 1 << (rows.bit_length() - 1)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -147,6 +147,7 @@ class EngineBase(Federation[S]):
         return self._ask(step, {name: wire.encode(each) for name, each in messages.items()})
 
     def rounds(self, count: int, state: Any, phase: str = "training") -> Iterator[int]:
+        count = self._last_round(phase, count)
         first = self._first_round(phase, count, state)
         if self.watch.stop_requested and self._finished and self._saved is None and first <= count:
             raise Interrupted  # saved after the last round of the phase before
@@ -241,6 +242,13 @@ class EngineBase(Federation[S]):
     @abstractmethod
     def _restore_silos(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Give each silo its state back."""
+
+    def _last_round(self, phase: str, count: int) -> int:
+        """The round a phase ends with: `count`, unless it had ended earlier when it was saved."""
+        saved = self._saved
+        if saved is None or phase != saved.phase or phase not in saved.finished:
+            return count
+        return min(count, saved.round)
 
     def _first_round(self, phase: str, count: int, state: Any) -> int:
         saved = self._saved

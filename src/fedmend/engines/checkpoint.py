@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -19,7 +20,8 @@ from fedmend.errors import FileFormatError, SettingsError
 from fedmend.files import write_bytes
 from fedmend.saved import under
 
-FORMAT = "fedmend checkpoint 1"
+FORMAT = "fedmend checkpoint 2"
+_ABOUT = "about"
 Packed = tuple[dict[str, Tensor], dict[str, Any]]
 
 
@@ -82,8 +84,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     # Silos by number, not by name: a name may contain anything.
     for number, state in enumerate(checkpoint.silos.values()):
         named.update({f"silo|{number}|{key}": value for key, value in state.items()})
-    header = {
-        "format": FORMAT,
+    about = {
         "fingerprint": checkpoint.fingerprint,
         "phase": checkpoint.phase,
         "round": checkpoint.round,
@@ -94,10 +95,13 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         "sentences": checkpoint.sentences,
         "ledger": checkpoint.ledger,
     }
+    # As a tensor: ledger and history grow with rounds and silos, and safetensors' own header, where
+    # texts usually stand, must not exceed 100 MB.
+    named[_ABOUT] = torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)
     # Clones: safetensors refuses two names for one storage, and a state may well share tensors.
     data = save(
         {key: value.detach().cpu().clone() for key, value in named.items()},
-        metadata={"fedmend": json.dumps(header)},  # one entry: safetensors shuffles several
+        metadata={"fedmend": FORMAT},
     )
     write_bytes(path, data)
 
@@ -106,20 +110,21 @@ def read(path: Path, fingerprint: str) -> Checkpoint:
     """The checkpoint in a file, if it is one of this very run."""
     try:
         with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            header = json.loads(metadata["fedmend"])
+            if (file.metadata() or {}).get("fedmend") != FORMAT:
+                raise FileFormatError(f"{path} is not a checkpoint of this version of fedmend")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # no dict
-    except (SafetensorError, OSError, ValueError, KeyError, RecursionError) as error:
+        about = json.loads(tensors.pop(_ABOUT).numpy().tobytes())
+    except (SafetensorError, OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise FileFormatError(f"{path} is not a checkpoint of fedmend: {error}") from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise FileFormatError(f"{path} is not a checkpoint of this version of fedmend")
-    if header.get("fingerprint") != fingerprint:
+    if not isinstance(about, dict):
+        raise FileFormatError(f"{path} is not a checkpoint of fedmend: it does not say of what")
+    if about.get("fingerprint") != fingerprint:
         raise SettingsError(
             f"{path} belongs to another run: method, settings, split, seed and threads must be "
             "the same to resume; choose another --out to start anew"
         )
     with damaged(path):
-        return _unpacked(header, tensors)
+        return _unpacked(about, tensors)
 
 
 @contextmanager
@@ -132,9 +137,9 @@ def damaged(path: Path) -> Iterator[None]:
         raise FileFormatError(f"{path} is damaged ({why}); delete it to start anew") from error
 
 
-def _unpacked(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Checkpoint:
+def _unpacked(about: dict[str, Any], tensors: Mapping[str, Tensor]) -> Checkpoint:
     server: dict[str, Tensor] = {}
-    names = [str(name) for name in header["silos"]]
+    names = [str(name) for name in about["silos"]]
     silos: dict[str, dict[str, Tensor]] = {name: {} for name in names}
     for key, value in tensors.items():
         owner, _, rest = key.partition("|")
@@ -145,16 +150,16 @@ def _unpacked(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Checkpoi
             silos[names[int(number)]][name] = value
     history = {
         phase: {int(number): dict(metrics) for number, metrics in rounds.items()}
-        for phase, rounds in header["history"].items()
+        for phase, rounds in about["history"].items()
     }
     return Checkpoint(
-        fingerprint=header["fingerprint"],
-        phase=str(header["phase"]),
-        round=int(header["round"]),
-        finished=tuple(header["finished"]),
-        server=(server, dict(header["server"])),
+        fingerprint=about["fingerprint"],
+        phase=str(about["phase"]),
+        round=int(about["round"]),
+        finished=tuple(about["finished"]),
+        server=(server, dict(about["server"])),
         silos=silos,
-        ledger=header["ledger"],
+        ledger=about["ledger"],
         history=history,
-        sentences=tuple(header["sentences"]),
+        sentences=tuple(about["sentences"]),
     )
