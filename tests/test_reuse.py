@@ -65,6 +65,9 @@ OTHER: dict[str, Callable[[Cell], Cell]] = {
     "method": lambda cell: replace(cell, method="fedprox"),
     "settings": lambda cell: replace(cell, settings={**QUICK, "lr": 0.5}),
     "split": lambda cell: replace(cell, source=replace(SOURCE, split="label-dirichlet")),
+    "features": lambda cell: replace(
+        cell, source=replace(SOURCE, dataset="csbm:nodes=80,classes=3,features=6,signal=0.1")
+    ),
     "mode": lambda cell: replace(cell, evaluation="own-subgraph"),
 }
 

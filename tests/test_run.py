@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fedmend.data.partition import Partition
+from fedmend.data.silo_folder import write_folder
 from fedmend.errors import DataError, SettingsError, UnknownNameError
+from fedmend.graph import Graph
+from fedmend.predictions import predict_folder
 from fedmend.run import train
 from tests.tiny import QUICK, comparable, same_weights, tiny_partition
 
@@ -77,3 +81,37 @@ def test_seconds_and_phases_are_measured() -> None:
     assert result.seconds > 0
     assert sum(measured["phases"].values()) <= result.seconds
     assert set(measured["steps"]) == {"train", "validate"}
+
+
+def named(partition: Partition, names: list[str]) -> Partition:
+    """The same silos with names for their features."""
+
+    def name(graph: Graph) -> Graph:
+        return Graph(
+            graph.x,
+            graph.edges,
+            graph.y,
+            train_mask=graph.train_mask,
+            val_mask=graph.val_mask,
+            test_mask=graph.test_mask,
+            node_ids=graph.node_ids,
+            label_names=graph.label_names,
+            feature_names=names,
+        )
+
+    return Partition({key: name(each) for key, each in partition.silos.items()}, "folders", None)
+
+
+def test_features_of_other_names_or_order_are_not_predicted_with(tmp_path: Path) -> None:
+    names = ["age", "dose", "c", "d", "e", "f"]
+    trained = named(tiny_partition(), names)
+    result = train("fedavg", trained, out=tmp_path / "run", **QUICK)
+    result.predict(trained.silos["silo-0"])
+    result.predict(tiny_partition().silos["silo-0"])  # without names there is nothing to compare
+    for other in (["dose", "age", *names[2:]], ["z", *names[1:]]):
+        graph = named(tiny_partition(), other).silos["silo-0"]
+        with pytest.raises(DataError, match="other names, or another order"):
+            result.predict(graph)
+        write_folder(graph, tmp_path / "graph")
+        with pytest.raises(DataError, match="other names, or another order"):
+            predict_folder(tmp_path / "run", tmp_path / "graph", tmp_path / "out.csv", None)

@@ -182,10 +182,14 @@ class Replies(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What all silos have agreed on before training; no data of any of them."""
+    """What all silos have agreed on before training; no data of any of them.
+
+    feature_names_hash: of the names of the features and their order, "" where they have none.
+    """
 
     num_features: int
     label_names: tuple[str, ...]
+    feature_names_hash: str = ""
 
     @property
     def num_classes(self) -> int:

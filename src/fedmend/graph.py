@@ -7,6 +7,8 @@ as a symmetric adjacency in CSR form (`rowptr`, `col`), rows sorted. A label of 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -72,6 +74,17 @@ def scipy_csr(x: Tensor) -> sp.csr_matrix:
 def is_sparse(x: Tensor) -> bool:
     """Whether a feature matrix is kept sparse."""
     return x.layout == torch.sparse_csr
+
+
+def feature_arrays(x: Tensor) -> list[NDArray[Any]]:
+    """What a feature matrix consists of, for a digest: of a sparse one, where its values stand."""
+    parts = (x.crow_indices(), x.col_indices(), x.values()) if is_sparse(x) else (x,)
+    return [part.contiguous().numpy() for part in parts]
+
+
+def hash_of_names(names: tuple[str, ...] | None) -> str:
+    """A hash of the features' names, so that they can be compared without telling; "" for none."""
+    return "" if names is None else hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
 
 def spans(start: Tensor, count: Tensor) -> Tensor:

@@ -26,7 +26,8 @@ def predict_folder(run: Path, graph: Path, out: Path, silo: str | None) -> dict[
     read = read_folder(graph)
     memory = node_memory.read(run)
     if memory is None or silo is None:
-        prediction = predict_with(model, saved.label_names, read)
+        names = str(saved.record.get("feature_names_hash", ""))
+        prediction = predict_with(model, saved.label_names, read, names)
     else:
         prediction = predict_remembering(memory, saved.record, model, silo, read)
     labels = np.asarray(prediction.labels)

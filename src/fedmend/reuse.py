@@ -2,7 +2,7 @@
 
 The papers' tables share rows: FedAvg of one dataset, split and seed is the same run in four of
 them. Two runs are the same where method, settings, seed, split (by its hash) and mode of evaluation
-are; `run.is_same_run` decides.
+are, and the features too; `run.is_same_run` decides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedmend.files import make_folder, read_json, replacing, storage_errors
 from fedmend.reports import record as records
 from fedmend.run import is_same_run
 
-_IDENTITY = ("method", "settings", "seed", "evaluation", "split")
+_IDENTITY = ("method", "settings", "seed", "evaluation", "split", "content_hash")
 
 
 class FinishedRuns:

@@ -13,12 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedmend import methods, node_memory
-from fedmend.config import make
+from fedmend.config import MOST_THREADS, make
 from fedmend.data.partition import Partition
 from fedmend.engines.base import EngineBase, Watch
 from fedmend.engines.computing import computing_with
@@ -27,7 +26,7 @@ from fedmend.errors import DataError, SettingsError, UnknownNameError
 from fedmend.evaluation.evaluate import Scores, check_mode, evaluate, model_with, predict
 from fedmend.evaluation.generated import Generated, compare_generated
 from fedmend.federation import Schema, SiloBase
-from fedmend.graph import Graph, is_sparse
+from fedmend.graph import Graph, feature_arrays, hash_of_names, is_sparse
 from fedmend.methods import Method
 from fedmend.models.backbones import Backbone, ModelShape
 from fedmend.node_memory import NodeMemory
@@ -105,7 +104,7 @@ class Result:
         """
         model = self.model_of(silo)
         if self.memory is None or silo is None:
-            return predict_with(model, self.label_names, graph)
+            return predict_with(model, self.label_names, graph, self.record["feature_names_hash"])
         return predict_remembering(self.memory, self.record, model, silo, graph)
 
     def save(self, folder: str | Path) -> Path:
@@ -136,12 +135,22 @@ def choose_model(
     return model_with(shape, own_weights(silo))
 
 
-def predict_with(model: Backbone, label_names: tuple[str, ...], graph: Graph) -> Prediction:
-    """Predict with a model, after checking that the graph fits it."""
+def predict_with(
+    model: Backbone, label_names: tuple[str, ...], graph: Graph, names: str = ""
+) -> Prediction:
+    """Predict with a model, after checking that the graph fits it.
+
+    names: a hash of the features' names that it was trained on; "" where they had none.
+    """
     if graph.num_features != model.shape.num_features:
         raise DataError(
             f"the graph has {graph.num_features} features, the model was trained on "
             f"{model.shape.num_features}"
+        )
+    if names and graph.feature_names is not None and hash_of_names(graph.feature_names) != names:
+        raise DataError(
+            "the graph's features have other names, or another order, than those the model was "
+            "trained on: give its columns the same names in the same order"
         )
     return Prediction(graph.node_ids, label_names, predict(model, graph))
 
@@ -154,7 +163,8 @@ def predict_remembering(
     if silo not in memory.ids:
         raise UnknownNameError("silo", silo, memory.ids)
     label_names = tuple(record["label_names"])
-    plain = predict_with(model, label_names, graph)  # checks that the graph fits
+    names = str(record.get("feature_names_hash", ""))
+    plain = predict_with(model, label_names, graph, names)  # checks that the graph fits
     if chosen.predict_silo is None:
         return plain
     found = chosen.predict_silo(memory, settings, int(record["seed"]), model, silo, graph)
@@ -204,17 +214,18 @@ def train(
         raise SettingsError("resume needs the folder of the run to go on with: give out=...")
     if checkpoint_every < 1:
         raise SettingsError(f"checkpoint_every={checkpoint_every} is not allowed: at least 1")
-    if workers < 0 or threads < 1:
+    if workers < 0 or not 1 <= threads <= MOST_THREADS:
         raise SettingsError(
             f"workers={workers}, threads={threads} is not allowed: workers from 0 (one per core), "
-            "threads from 1"
+            f"threads from 1 to {MOST_THREADS}"
         )
     seed = operator.index(seed)  # numpy's whole numbers too
     mode = evaluation or default_mode(silos, chosen)
     check_mode(mode, silos, predict_together=chosen.needs_border)
     graphs = _graphs(chosen, silos, config)
     any_graph = next(iter(graphs.values()))
-    schema = Schema(any_graph.num_features, any_graph.label_names)
+    named = next((g.feature_names for g in silos.silos.values() if g.feature_names), None)
+    schema = Schema(any_graph.num_features, any_graph.label_names, hash_of_names(named))
     if config.min_silos > len(graphs):
         raise SettingsError(f"min_silos={config.min_silos}, but there are {len(graphs)} silos")
     what = identity(chosen, config, silos, seed, mode)
@@ -265,7 +276,7 @@ def train(
             for name, silo in engine.silos.items()
             if (mine := silo.mended_graph()) is not None
         }
-        if not chosen.silo_type.mended_anywhere and mode == "global-graph":
+        if not chosen.silo_type.mended_anywhere and mode != "own-subgraph":
             mended = {}
         scores = (
             evaluate(shape, weights, own, silos, mode, mended, together or None, own_graphs)
@@ -354,6 +365,7 @@ def make_record(
         "versions": records.versions(),
         "model": asdict(shape),
         "label_names": list(engine.schema.label_names),
+        "feature_names_hash": engine.schema.feature_names_hash,
         "shared_model": shared,
         "silos_with_own_model": sorted(own),
         "pooled": pooled,
@@ -482,14 +494,17 @@ def identity(
     Of silos that nobody sees together (None), the split has no hash.
     """
     split: dict[str, Any] = {"how": "deployed", "seed": None, "hash": None}
+    content = None
     if silos is not None:
         split = {"how": silos.how, "seed": silos.seed, "hash": silos.hash}
+        content = silos.content_hash
     return {
         "method": method.name,
         "settings": asdict(settings),
         "seed": seed,
         "evaluation": mode,
         "split": split,
+        "content_hash": content,
     }
 
 
@@ -517,10 +532,9 @@ def fingerprint(
     text = json.dumps({**what, "settings": settings, "torch": torch.__version__}, sort_keys=True)
     digest = hashlib.sha256(text.encode())
     for _, graph in sorted(graphs.items()):
-        values = graph.x.values() if is_sparse(graph.x) else graph.x.contiguous()
-        digest.update(values.numpy().data)
+        for part in feature_arrays(graph.x):
+            digest.update(part.data)
     for _, known in sorted((extra or {}).items()):
-        border = known["border"]
-        for part in (border.nodes, border.rows, border.silos, border.remote):
-            digest.update(np.ascontiguousarray(part).data)
+        for part in known["border"].arrays():
+            digest.update(part.data)
     return digest.hexdigest()

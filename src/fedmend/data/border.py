@@ -49,6 +49,11 @@ class Border:
     silos: NDArray[np.int64]
     remote: NDArray[np.int64]
 
+    def arrays(self) -> list[NDArray[np.int64]]:
+        """All of it but the names, for a digest."""
+        parts = (self.nodes, self.rows, self.silos, self.remote)
+        return [np.ascontiguousarray(part) for part in parts]
+
 
 def borders_of(partition: Partition) -> dict[str, Border]:
     """Every silo's border, from a partition whose whole graph is known."""

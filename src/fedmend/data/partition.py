@@ -14,9 +14,9 @@ import torch
 
 from fedmend.data.border import Border, borders_of
 from fedmend.data.masks import has_roles, random_masks
-from fedmend.data.partitioners import PARTITIONERS, owner_names, owners
+from fedmend.data.partitioners import PARTITIONERS, check_split_options, owner_names, owners
 from fedmend.errors import DataError, GraphError, SettingsError, UnknownNameError
-from fedmend.graph import UNKNOWN_LABEL, Graph, select_rows
+from fedmend.graph import UNKNOWN_LABEL, Graph, feature_arrays, select_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -254,6 +254,24 @@ class Partition:
                 digest.update(np.ascontiguousarray(part.numpy()).tobytes())
         return digest.hexdigest()
 
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 of what `hash` leaves out: the features, and the edges between silos.
+
+        Two runs are the same where both are. A cut alone may be shared by different features.
+        """
+        digest = hashlib.sha256()
+        for name, graph in sorted(self.silos.items()):
+            digest.update(f"{name} {tuple(graph.x.shape)} {graph.x.dtype}".encode())
+            for part in feature_arrays(graph.x):
+                digest.update(part.data)
+        if self.whole is not None:
+            digest.update(np.ascontiguousarray(self.cross_edges).data)
+        for _, border in sorted((self.given_borders or {}).items()):
+            for part in border.arrays():
+                digest.update(part.data)
+        return digest.hexdigest()
+
 
 def _short(names: tuple[str, ...]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
@@ -292,14 +310,8 @@ def split(
         options: what the partitioner takes: `tolerance` (louvain, leiden), `alpha`
             (label-dirichlet), `column` (column).
     """
-    if how not in PARTITIONERS:
-        raise UnknownNameError("split", how, PARTITIONERS)
+    check_split_options(how, options)
     partitioner = PARTITIONERS[how]
-    for option in options:
-        if option not in partitioner.options:
-            if not partitioner.options:
-                raise SettingsError(f"the split {how!r} has no options, got {option!r}")
-            raise UnknownNameError(f"option of the split {how!r}:", option, partitioner.options)
     if seed < 0:
         raise SettingsError(f"seed: expected 0 or more, got {seed}")
     by_owner = how == "column"
