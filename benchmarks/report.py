@@ -121,7 +121,8 @@ def _accuracy(result: Result, published: Result) -> list[str]:
         )
         + ".\n\nOurs: mean ± standard deviation (half-width of the 95% interval). A published "
         "figure: mean ± standard deviation, our difference to it, and whether that is *within* "
-        "the larger of the published deviation and our interval.\n"
+        "the larger of the published deviation and our interval. (results.md asks less: there the "
+        "uncertainties of both count together.)\n"
     ]
     rows = result["rows"]
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
