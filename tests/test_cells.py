@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedmend.cells import Cell, Engine, Outcome, Telling, run_cells
+from fedmend.cells import Cell, Engine, Outcome, Telling, check_source, run_cells
 from fedmend.engines.base import Interrupted, Moment
 from fedmend.errors import SettingsError, UnknownNameError
 from fedmend.experiments import Source
@@ -102,9 +102,38 @@ def test_who_cannot_wait_for_the_round_is_obeyed_at_once(tmp_path: Path) -> None
 def test_a_folder_with_another_run_is_left_alone(tmp_path: Path) -> None:
     run_cells(cells(1), tmp_path, ONE)
     before = (tmp_path / "fedavg/seed-0/record.json").read_bytes()
-    outcome = run_cells(cells(1, hidden=9), tmp_path, ONE)
-    assert "choose another --out" in outcome.failures["fedavg/seed-0"]
+    # The folder's cell is the last one: it is refused before the others run.
+    others = [
+        replace(cells(1)[0], name="other"),
+        replace(cells(1)[0], source=replace(SOURCE, ratio="40/30/30")),
+    ]
+    for wrong in (
+        [others[0], *cells(1, hidden=9)],
+        others,
+        [replace(cells(1)[0], seed=5)],
+        [replace(cells(1)[0], evaluation="own-subgraph")],
+        [replace(cells(1)[0], source=replace(SOURCE, split_seed=3))],
+    ):
+        with pytest.raises(SettingsError, match="seed-0 holds a run of other settings"):
+            run_cells(wrong, tmp_path, ONE)
+    assert [path.name for path in tmp_path.iterdir()] == ["fedavg"]
     assert (tmp_path / "fedavg/seed-0/record.json").read_bytes() == before
+
+
+def test_other_words_for_the_same_silos_are_the_same_run(tmp_path: Path) -> None:
+    (first,) = run_cells(cells(1), tmp_path, ONE).records.values()
+    same_data = Source("csbm:classes=3,nodes=80,features=6", 3, "random", split_seed=0)
+    (again,) = run_cells([replace(cells(1)[0], source=same_data)], tmp_path, ONE).records.values()
+    assert again == first
+
+
+def test_a_record_that_cannot_be_read_is_its_cells_failure(tmp_path: Path) -> None:
+    for seed, text in enumerate(("{", "[]")):
+        (tmp_path / f"fedavg/seed-{seed}").mkdir(parents=True)
+        (tmp_path / f"fedavg/seed-{seed}/record.json").write_text(text)
+    outcome = run_cells(cells(3), tmp_path, ONE)
+    assert set(outcome.failures) == {"fedavg/seed-0", "fedavg/seed-1"}
+    assert set(outcome.records) == {"fedavg/seed-2"}
 
 
 def test_a_process_that_dies_is_a_failed_cell(tmp_path: Path) -> None:
@@ -138,6 +167,44 @@ def test_mistakes_are_found_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="jobs=0"):
         run_cells(cells(1), tmp_path, Engine(jobs=0))
     assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match="file is a file: choose a folder"):
+        run_cells(cells(1), tmp_path / "file", ONE)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"dataset": "coraa"}, "unknown dataset 'coraa'; did you mean 'cora'"),
+        ({"dataset": "./nowhere"}, "neither a folder nor the name of a dataset"),
+        ({"dataset": "csbm:nods=80"}, "has no option 'nods'"),
+        ({"split": "randm"}, "unknown split 'randm'"),
+        ({"split": "random:alpha=1"}, "has no options"),
+        ({"split": "label-dirichlet:alpha=-1"}, "alpha: expected a number"),
+        ({"split": "column"}, "needs column="),
+        ({"ratio": "60/40"}, "not of the form 60/20/20"),
+        ({"ratio": "60/60/60"}, "add up to at most 1"),
+    ],
+)
+def test_sources_that_cannot_be_are_refused_at_once(
+    tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    wrong = replace(cells(1)[0], name="wrong", source=replace(SOURCE, **changed))
+    with pytest.raises(SettingsError, match=said):
+        run_cells([*cells(1), wrong], tmp_path, ONE)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "majority"])
+def test_an_unknown_mode_of_evaluation_is_refused_at_once(tmp_path: Path, method: str) -> None:
+    cell = Cell("x", method, SOURCE, 0, evaluation="nosuch")
+    with pytest.raises(UnknownNameError, match="unknown evaluation mode 'nosuch'"):
+        run_cells([cell], tmp_path, ONE)
+
+
+@pytest.mark.parametrize("how", ["louvain", "leiden", "random", "column:column=hospital"])
+def test_sources_that_can_be_are_not(how: str) -> None:
+    check_source(replace(SOURCE, split=how))
 
 
 def test_cells_are_normal_run_folders(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import warnings
 from collections.abc import Mapping
@@ -113,6 +114,30 @@ def test_a_missing_library_is_one_line(
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(SettingsError, match=rf"fedmend\[{name}\]"):
         tracking.parse(f"{name}:{tmp_path}")("r", {})
+
+
+def test_what_a_library_cannot_do_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwilling(*_: object) -> tracking.Sink:
+        raise PermissionError("may not\nbe written " + "x" * 500)
+
+    monkeypatch.setattr(tracking, "TensorBoard", unwilling)
+    with pytest.raises(SettingsError, match="--track tensorboard:a: cannot") as refused:
+        tracking.parse("tensorboard:a")("r", {})
+    assert "PermissionError may not be written" in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+def test_a_server_that_is_not_there_is_soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    pytest.importorskip("alembic")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT", raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # the user's own goes before ours
+    started = time.monotonic()
+    with pytest.raises(SettingsError, match=r"--track mlflow:http://127\.0\.0\.1:9"):
+        tracking.parse("mlflow:http://127.0.0.1:9")("r", {})
+    assert time.monotonic() - started < 60
+    assert os.environ.pop("MLFLOW_HTTP_REQUEST_TIMEOUT") == "10"
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:

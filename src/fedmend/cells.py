@@ -19,17 +19,31 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from fedmend import methods
+from fedmend.data.datasets import DATASETS, check_options
 from fedmend.data.lean_igraph import process_is_ours
-from fedmend.data.partition import Partition
+from fedmend.data.masks import random_masks
+from fedmend.data.partition import Partition, split
+from fedmend.data.partitioners import check_split_options
 from fedmend.engines.base import Interrupted, Moment, Watch
-from fedmend.errors import FedmendError, SettingsError
+from fedmend.errors import FedmendError, FileFormatError, SettingsError, UnknownNameError
 from fedmend.evaluation.baselines import BASELINES, run_baseline
-from fedmend.experiments import Source
-from fedmend.files import read_json, write_json
+from fedmend.evaluation.evaluate import MODES, check_mode
+from fedmend.experiments import (
+    DEFAULT_SPLIT,
+    Source,
+    is_cut,
+    is_folder,
+    parse_choice,
+    parse_ratio,
+)
+from fedmend.files import make_folder, read_json, storage_errors, write_json
+from fedmend.graph import Graph
 from fedmend.reports import record as records
 from fedmend.reuse import FinishedRuns, check_folders, take_over
-from fedmend.run import configure, is_same_run, train
+from fedmend.run import choose, configure, is_same_run, train
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnContext, SpawnProcess
@@ -103,22 +117,113 @@ def run_cells(
         raise SettingsError(f"jobs={engine.jobs} is not allowed: at least 1")
     check_cells(cells)
     check_folders(engine.reuse)
+    check_out(cells, out)
     if engine.jobs == 1 or len(cells) < 2:
         return _one_after_another(cells, out, engine, telling)
     return _side_by_side(cells, out, engine, telling)
 
 
 def check_cells(cells: Iterable[Cell]) -> None:
-    """Refuse names that clash and settings a method does not take, before anything runs."""
+    """Refuse what can be seen to be wrong without loading data, before anything runs."""
     seen: set[str] = set()
+    cuts: set[tuple[str, int | None, str | None, str]] = set()
     for cell in cells:
         if cell.name in seen:
             raise SettingsError(f"two cells are called {cell.name}")
         seen.add(cell.name)
+        source = cell.source
+        cut = (source.dataset, source.silos, source.split, source.ratio)
+        if cut not in cuts:
+            check_source(source)
+            cuts.add(cut)
+        if cell.evaluation is not None and cell.evaluation not in MODES:
+            raise UnknownNameError("evaluation mode", cell.evaluation, MODES)
         if cell.method not in BASELINES:
             configure(cell.method, cell.settings)
         elif cell.settings:
             raise SettingsError(f"{cell.method} has no settings, got {', '.join(cell.settings)}")
+
+
+def check_source(source: Source) -> None:
+    """Refuse a dataset nobody knows, a split that cannot be made and shares that make no sense."""
+    ratio = parse_ratio(source.ratio)
+    if not is_folder(source.dataset):
+        _check_dataset(source.dataset)
+    elif is_cut(source.dataset):  # nothing more is cut
+        source.check()
+        random_masks(_smallest_graph(), ratio)
+        return
+    how, options = parse_choice(source.split or DEFAULT_SPLIT)
+    check_split_options(how, options)
+    if how == "column" and "column" in options:
+        options["column"] = ["anybody"]  # its values are in the data
+    # Cutting a graph of one node asks the splits themselves what they allow.
+    split(_smallest_graph(), 1, how, seed=0, ratio=ratio, **options)
+
+
+def _check_dataset(text: str) -> None:
+    name, options = parse_choice(text)
+    if name in DATASETS:
+        check_options(name, options)
+        return
+    if "/" in name or "." in name:
+        raise SettingsError(f"{text} is neither a folder nor the name of a dataset")
+    raise UnknownNameError("dataset", name, DATASETS)
+
+
+def _smallest_graph() -> Graph:
+    no_edges = torch.empty((2, 0), dtype=torch.long)
+    return Graph(torch.ones((1, 1)), no_edges, torch.zeros(1, dtype=torch.long))
+
+
+def check_out(cells: Iterable[Cell], out: Path) -> None:
+    """Refuse a folder that cannot be written or holds other runs in the cells' places."""
+    with storage_errors(out):  # a name that is too long, say
+        is_file = out.exists() and not out.is_dir()
+    if is_file:
+        raise SettingsError(f"--out {out} is a file: choose a folder")
+    kept = _Kept(Engine())
+    for cell in cells:
+        if cell.method not in BASELINES and _holds_another_run(cell, out / cell.name, kept):
+            raise _another_run(out / cell.name)
+    make_folder(out)
+
+
+def _holds_another_run(cell: Cell, folder: Path, kept: _Kept) -> bool:
+    """Whether a finished run there is not this cell's; data is loaded only where in doubt."""
+    try:
+        record = read_json(folder / records.RECORD)
+    except FileFormatError:
+        return False  # there is none, or none that can be read: the cell itself tells
+    if not isinstance(record, dict):
+        return False
+    chosen, config = choose(cell.method, cell.settings)
+    wanted = {"method": chosen.name, "settings": asdict(config), "seed": cell.seed}
+    if cell.evaluation is not None:
+        wanted["evaluation"] = cell.evaluation
+    if any(record.get(key) != value for key, value in wanted.items()):
+        return True
+    source = cell.source
+    cut = {
+        **source.as_dict(),
+        "seed": cell.seed if source.split_seed is None else source.split_seed,
+    }
+    if cut == {**(record.get("source") or {}), "seed": (record.get("split") or {}).get("seed")}:
+        return False
+    # Other words for the data may mean the same silos: a run taken over from another table.
+    try:
+        silos = kept.split(source).partition(cell.seed)
+    except FedmendError:
+        return False  # the cell itself will fail, and stop no other
+    run = (cell.method, cell.settings, silos, cell.seed, cell.evaluation)
+    return not is_same_run(record, *run)
+
+
+def _another_run(folder: Path) -> SettingsError:
+    return SettingsError(
+        f"{folder} holds a run of other settings or another split; choose another --out, or "
+        "remove that folder"
+    )
 
 
 def known_settings(method: str) -> set[str]:
@@ -158,10 +263,7 @@ def run_cell(cell: Cell, out: Path, kept: _Kept, engine: Engine, watch: Watch) -
         record: Record = read_json(folder / records.RECORD)
         if is_same_run(record, *wanted):
             return record
-        raise SettingsError(
-            f"{folder} holds a run of other settings or another split; choose another --out, or "
-            "remove that folder"
-        )
+        raise _another_run(folder)
     train(
         cell.method,
         silos,
@@ -187,6 +289,7 @@ def _baseline(cell: Cell, silos: Partition, folder: Path) -> Record:
     """A baseline's record: of a run's, what tables read. It is no run: nothing can be predicted."""
     started = time.perf_counter()
     mode = cell.evaluation or ("own-subgraph" if silos.whole is None else "global-graph")
+    check_mode(mode, silos, predict_together=True)  # it uses no edges, between silos or within
     what: Record = {
         "format": "fedmend baseline 1",
         "method": cell.method,
@@ -194,6 +297,7 @@ def _baseline(cell: Cell, silos: Partition, folder: Path) -> Record:
         "seed": cell.seed,
         "evaluation": mode,
         "split": {"how": silos.how, "seed": silos.seed, "hash": silos.hash},
+        "content_hash": silos.content_hash,
     }
     path = folder / BASELINE
     if path.exists():

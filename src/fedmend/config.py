@@ -19,6 +19,9 @@ from typing import Any, TypeVar, get_type_hints
 
 from fedmend.errors import SettingsError, UnknownNameError
 
+MOST_THREADS = 1024
+"""Torch threads of a silo's step; asked for some thousands, torch ends the process."""
+
 T = TypeVar("T")
 
 

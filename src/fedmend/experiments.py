@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from fedmend import methods, tracking
-from fedmend.data.datasets import DATASETS, load
-from fedmend.data.masks import with_roles
+from fedmend.data.datasets import DATASETS, check_options, load
+from fedmend.data.masks import has_roles, with_roles
 from fedmend.data.partition import Partition, split
+from fedmend.data.partitioners import check_split_options
 from fedmend.engines.base import Watch
 from fedmend.errors import SettingsError, UnknownNameError
-from fedmend.files import write_json
+from fedmend.files import storage_errors, write_json
 from fedmend.graph import Graph
 from fedmend.reports import record as records
 from fedmend.reports.summary import summarise_runs
 from fedmend.run import is_same_run, train
+
+DEFAULT_SPLIT = "louvain"
+DEFAULT_RATIO = "60/20/20"
 
 
 def parse_ratio(text: str) -> tuple[float, float, float]:
@@ -50,22 +54,36 @@ def _number(text: str) -> Any:
     return text
 
 
+def is_folder(dataset: str) -> bool:
+    """Whether this is the path of a folder and not the name of a dataset."""
+    try:
+        return dataset not in DATASETS and Path(dataset).is_dir()
+    except OSError:  # longer than the name of a file can be
+        return False
+
+
+def is_cut(dataset: str) -> bool:
+    """Whether this is a folder of silos, not a graph that is still to be cut."""
+    return is_folder(dataset) and not list(Path(dataset).glob("nodes.*"))
+
+
 @dataclass
 class Source:
     """Where silos come from: a dataset or a folder, and how it is cut.
 
     dataset: a dataset's name (`cora`, `csbm:nodes=1000`), a folder with one graph, which is cut,
         or a folder of silo folders, which already is.
-    split: a partitioner's name with options (`label-dirichlet:alpha=0.3`). For a folder with one
-        graph, `column:column=hospital` names its ownership column.
+    silos, split: how many silos, and a partitioner's name with options
+        (`label-dirichlet:alpha=0.3`). For a folder with one graph, `column:column=hospital` names
+        its ownership column. None: as usual; of a folder of silos, as it is.
     split_seed: fixes roles and cut for all seeds; by default every seed has its own.
     download: whether a dataset that is not here may be downloaded.
     """
 
     dataset: str
     silos: int | None = None
-    split: str = "louvain"
-    ratio: str = "60/20/20"
+    split: str | None = None
+    ratio: str = DEFAULT_RATIO
     data_root: str | None = None
     split_seed: int | None = None
     download: bool = True
@@ -79,26 +97,55 @@ class Source:
             self._kept[seed] = self._cut(seed)
         return self._kept[seed]
 
+    def cut(self) -> tuple[int | None, str]:
+        """How many silos, and by which split: as asked for, or as a folder of silos is."""
+        if not is_cut(self.dataset):
+            return self.silos, self.split or DEFAULT_SPLIT
+        from fedmend.data.folders import how_cut
+
+        return how_cut(self.dataset)
+
+    def check(self) -> None:
+        """Refuse to call a folder of silos by another number or another split than it has."""
+        if not is_cut(self.dataset):
+            return
+        silos, how = self.cut()
+        named = how if self.split is None else parse_choice(self.split)[0]
+        if self.silos not in (None, silos) or named != how:
+            raise SettingsError(
+                f"{self.dataset} is already cut into {silos} silo{'s' * (silos != 1)} ({how}): "
+                "leave --silos and --split out, or choose a graph that is still whole"
+            )
+
     def _cut(self, seed: int) -> Partition:
         ratio = parse_ratio(self.ratio)
-        folder = Path(self.dataset)
-        if folder.is_dir() and self.dataset not in DATASETS:
-            from fedmend.data.folders import read_silos
-
-            if not list(folder.glob("nodes.*")):
-                return with_roles(read_silos(folder), ratio, seed)
-        how, options = parse_choice(self.split)
+        if is_cut(self.dataset):
+            self.check()
+            return self._read_silos(ratio, seed)
+        how, options = parse_choice(self.split or DEFAULT_SPLIT)
+        # Before they become arguments, where `seed` or `silos` would stand twice.
+        check_split_options(how, options)
         graph = self._graph(how, options)
         return split(graph, self.silos, how, seed=seed, ratio=ratio, **options)
 
+    def _read_silos(self, ratio: tuple[float, float, float], seed: int) -> Partition:
+        from fedmend.data.folders import read_silos
+
+        silos = read_silos(self.dataset)
+        if self.ratio != DEFAULT_RATIO and any(map(has_roles, silos.silos.values())):
+            raise SettingsError(
+                f"{self.dataset} says which nodes train, validate and test: leave --ratio out"
+            )
+        return with_roles(silos, ratio, seed)
+
     def _graph(self, how: str, options: dict[str, Any]) -> Graph:
         """The graph to cut; for a folder, the ownership column's name becomes its values."""
-        folder = Path(self.dataset)
-        if self.dataset not in DATASETS and folder.is_dir():
+        if is_folder(self.dataset):
             from fedmend.data.silo_folder import read_column, read_folder
 
-            column = options.get("column")
-            if how == "column" and isinstance(column, str):
+            folder = Path(self.dataset)
+            if how == "column" and "column" in options:
+                column = str(options["column"])  # a number may be a column's name too
                 options["column"] = read_column(folder, column)
                 return read_folder(folder, columns_to_ignore=(column,))
             return read_folder(folder)
@@ -107,16 +154,13 @@ class Source:
             raise SettingsError(f"{self.dataset} is neither a folder nor the name of a dataset")
         if name not in DATASETS:
             raise UnknownNameError("dataset", name, DATASETS)
+        check_options(name, data_options)
         return load(name, data_root=self.data_root, download=self.download, **data_options)
 
     def as_dict(self) -> dict[str, Any]:
         """For a run's record: with it and the seed the same silos can be made again."""
-        return {
-            "dataset": self.dataset,
-            "silos": self.silos,
-            "split": self.split,
-            "ratio": self.ratio,
-        }
+        silos, how = self.cut()
+        return {"dataset": self.dataset, "silos": silos, "split": how, "ratio": self.ratio}
 
 
 @dataclass(frozen=True)
@@ -179,9 +223,11 @@ def seed_folders(out: Path, seeds: Sequence[int], resume: bool) -> dict[int, Pat
     """A folder per seed: `out` itself for a single one. One that holds a run is kept."""
     folders = {seed: out if len(seeds) == 1 else out / f"seed-{seed}" for seed in seeds}
     for folder in folders.values():
-        if not resume and (
-            (folder / records.RECORD).exists() or (folder / records.CHECKPOINT).exists()
-        ):
+        with storage_errors(folder):  # a name that is too long, say
+            holds_a_run = any(
+                (folder / name).exists() for name in (records.RECORD, records.CHECKPOINT)
+            )
+        if holds_a_run and not resume:
             raise SettingsError(
                 f"{folder} already holds a run: add --resume to go on with it, or choose another "
                 "--out"
@@ -193,6 +239,8 @@ def compare(
     names: Sequence[str], plan: Plan, out: Path, watch: WatchMaker
 ) -> dict[str, list[dict[str, Any]]]:
     """Several methods on the same splits and seeds: each method's records by its name."""
+    if not names:
+        raise SettingsError("no method is named: name at least one, e.g. --methods fedavg,local")
     for name in names:
         methods.find(name)
     if len(set(names)) != len(names):

@@ -10,9 +10,9 @@ import numpy as np
 from fedmend import node_memory
 from fedmend.data.folders import read_folder
 from fedmend.data.tables import write_table
-from fedmend.errors import SettingsError
+from fedmend.errors import FileFormatError, SettingsError, UnknownNameError
 from fedmend.graph import UNKNOWN_LABEL
-from fedmend.reports.record import read_run
+from fedmend.reports.record import SavedRun, read_run
 from fedmend.run import choose_model, predict_remembering, predict_with
 
 
@@ -21,6 +21,8 @@ def predict_folder(run: Path, graph: Path, out: Path, silo: str | None) -> dict[
     if out.suffix not in (".csv", ".parquet"):
         raise SettingsError(f"--out {out}: predictions are written as .csv or .parquet")
     saved = read_run(run)
+    if silo is not None:
+        _check_silo(saved, silo)
     method = saved.record["method"]
     model = choose_model(method, saved.shape, saved.weights, saved.own, saved.own_weights, silo)
     read = read_folder(graph)
@@ -52,3 +54,19 @@ def predict_folder(run: Path, graph: Path, out: Path, silo: str | None) -> dict[
         "accuracy": fits,
         "out": str(out),
     }
+
+
+def _check_silo(saved: SavedRun, silo: str) -> None:
+    """Refuse a silo that did not take part: the shared model would answer all the same."""
+    try:
+        data = saved.record["data"]
+        # Of a deployed run nobody knows the silos' sizes, but who they were.
+        known = (
+            [str(each["name"]) for each in data["per_silo"]]
+            if "per_silo" in data
+            else list(map(str, saved.record["engine"]["silos"]))
+        )
+    except (KeyError, TypeError) as error:
+        raise FileFormatError(f"{saved.folder} does not say which silos took part") from error
+    if silo not in known:
+        raise UnknownNameError("silo", silo, known)

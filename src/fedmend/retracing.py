@@ -17,7 +17,7 @@ from fedmend.data.partition import Partition
 from fedmend.engines.computing import computing_with
 from fedmend.errors import FedmendError
 from fedmend.evaluation.evaluate import predict
-from fedmend.experiments import Source
+from fedmend.experiments import DEFAULT_SPLIT, Source, is_cut
 from fedmend.graph import UNKNOWN_LABEL, Graph
 from fedmend.reports.record import SavedRun
 from fedmend.reports.views import Drawing, Retraced
@@ -70,10 +70,12 @@ class Retracer:
         if not isinstance(given.get("dataset"), str):
             return "The run does not say which data it was made with."
         try:
+            dataset = str(given["dataset"])
+            cut = is_cut(dataset)  # then it is what it is, whatever the record calls it
             source = Source(
-                str(given["dataset"]),
-                given.get("silos"),
-                str(given.get("split", "louvain")),
+                dataset,
+                None if cut else given.get("silos"),
+                None if cut else str(given.get("split", DEFAULT_SPLIT)),
                 str(given.get("ratio", "60/20/20")),
                 self._root,
                 download=False,

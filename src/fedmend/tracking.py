@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedmend.engines.base import Moment, Watch
-from fedmend.errors import SettingsError, UnknownNameError
+from fedmend.errors import FedmendError, SettingsError, UnknownNameError
 
 SINKS = {
     "tensorboard": "event files in a folder",
@@ -55,7 +55,22 @@ def parse(text: str) -> SinkMaker:
         "mlflow": MLflow,
         "wandb": WeightsAndBiases,
     }
-    return lambda run, facts: makers[name](where, run, facts)
+
+    def make(run: str, facts: Mapping[str, Any]) -> Sink:
+        try:
+            return makers[name](where, run, facts)
+        except FedmendError:
+            raise
+        except Exception as error:  # other people's code: a path or an address it cannot use
+            raise SettingsError(
+                f"--track {text}: cannot be written to ({_in_short(error)}); choose another place"
+            ) from error
+
+    return make
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__} {' '.join(str(error).split())[:200]}"
 
 
 @dataclass
@@ -99,9 +114,8 @@ class Followed:
             except Exception as error:  # noqa: BLE001  # other people's code; the run goes on
                 self.sinks.remove(sink)
                 if self.watch.on_sentence:
-                    words = " ".join(str(error).split())[:200]
                     self.watch.on_sentence(
-                        f"{type(sink).__name__} follows no longer: {type(error).__name__} {words}"
+                        f"{type(sink).__name__} follows no longer: {_in_short(error)}"
                     )
 
 
@@ -168,6 +182,9 @@ class MLflow:
     """Parameters and metrics of a run in an experiment `fedmend`."""
 
     def __init__(self, where: str, run: str, facts: Mapping[str, Any]) -> None:
+        # By default it asks a server that is not there for minutes.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         try:
             import alembic  # noqa: F401  # what mlflow-skinny leaves out and its database needs
             from mlflow import MlflowClient

@@ -64,6 +64,23 @@ def refused(done: Done, *parts: str) -> None:
         (["predict", "nowhere", "--graph", "x"], ["nowhere", "not a finished run"]),
         (["partition", "cora", "out", "--format", "xml"], ["xml"]),
         (["methods", "fedvag"], ["did you mean 'fedavg'?"]),
+        (["run", "fedavg", "--split", "label-dirichlet:alpha=abc"], ["alpha", "a number", "abc"]),
+        (["run", "fedavg", "--split", "louvain:tolerance=abc"], ["tolerance", "a number", "abc"]),
+        (["run", "fedavg", "--split", "random:seed=3"], ["no options", "'seed'"]),
+        (["run", "fedavg", "--split", "louvain:silos=3"], ["unknown option", "'silos'"]),
+        (["run", "fedavg", "--dataset", "cora:data_root=/x"], ["no option 'data_root'"]),
+        (["run", "fedavg", "--dataset", "csbm:download=1"], ["no option 'download'"]),
+        (["run", "fedavg", "--dataset", "csbm:name=1"], ["no option 'name'"]),
+        (["run", "fedavg", "--dataset", "csbm:degree=1e308"], ["degree must be at most"]),
+        (["run", "fedavg", "--dataset", f"csbm:features={10**30}"], ["features must be at most"]),
+        (["run", "fedavg", "--device", "meta"], ["device 'meta' cannot be used here"]),
+        (["run", "fedavg", "--out", "x" * 300], ["cannot write", "name too long"]),
+        (["run", "fedavg", "--resume", "--out", "x" * 300], ["cannot write", "name too long"]),
+        (["run", "fedavg", "--dataset", "x" * 300], ["unknown dataset"]),
+        (["check", "x" * 300], ["choose a shorter one"]),
+        (["run", "fedavg", "--resume"], ["--resume needs", "--out"]),
+        (["compare", "--resume"], ["--resume needs", "--out"]),
+        (["compare", "--methods", ","], ["no method is named", "--methods"]),
     ],
 )
 def test_one_line_and_exit_code_2(fedmend: Command, args: list[str], parts: list[str]) -> None:
@@ -131,3 +148,69 @@ def test_a_disk_that_is_full(process: Command, tmp_path: Path) -> None:
     done = process("run", "fedavg", *options, preexec_fn=small_disk)
     refused(done, "cannot write", "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == []
+
+
+GRAPH = "csbm:nodes=60,classes=3,features=4"
+
+
+@pytest.fixture
+def silos_in_p1(fedmend: Command, tmp_path: Path) -> None:
+    """A folder p1 of two silos."""
+    done = fedmend("partition", GRAPH, "p1", "--silos", "2", "--split", "random")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "suite.toml").write_text(
+        'datasets = ["p1"]\nsplits = ["louvain"]\nsilos = [2, 3]\nseeds = 1\n'
+        '[settings]\nrounds = 1\n[[rows]]\nmethod = "fedavg"\n'
+    )
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["run", "fedavg", "--dataset", "p1", "--silos", "3"],
+        ["run", "fedavg", "--dataset", "p1", "--split", "bogus"],
+        ["run", "fedavg", "--dataset", "p1", "--split", "louvain"],
+        ["compare", "--dataset", "p1", "--silos", "3"],
+        ["study", "silos", "--dataset", "p1", "--values", "1,2"],
+        ["study", "hide", "--dataset", "p1", "--silos", "3"],
+        ["bench", "suite.toml"],
+        ["partition", "p1", "px", "--silos", "3"],
+        ["partition", "p1", "px", "--column", "hospital"],
+    ],
+)
+@pytest.mark.usefixtures("silos_in_p1")
+def test_silos_that_are_cut_already(fedmend: Command, args: list[str]) -> None:
+    refused(fedmend(*args), "p1 is already cut into 2 silos (random)", "leave --silos and --split")
+
+
+@pytest.mark.usefixtures("silos_in_p1")
+def test_shares_for_nodes_that_have_roles(fedmend: Command) -> None:
+    done = fedmend("run", "fedavg", "--dataset", "p1", "--ratio", "50/25/25")
+    refused(done, "p1", "leave --ratio out")
+
+
+@pytest.mark.usefixtures("silos_in_p1")
+def test_a_silo_the_run_does_not_know(fedmend: Command) -> None:
+    assert fedmend("run", "fedavg", "--dataset", "p1", "--rounds", "1", "--out", "r").stdout
+    done = fedmend("predict", "r", "--graph", "p1/silo-0", "--silo", "nosuch")
+    refused(done, "unknown silo 'nosuch'", "silo-0, silo-1")
+
+
+def test_two_ways_to_cut(fedmend: Command) -> None:
+    done = fedmend("partition", GRAPH, "out", "--split", "random", "--column", "hospital")
+    refused(done, "--column hospital", "leave --split random out")
+
+
+def test_more_threads_than_torch_survives(fedmend: Command) -> None:
+    done = fedmend("run", "fedavg", "--threads", "100000")
+    assert done.returncode == 2
+    assert "1024" in done.stderr
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard", "mlflow", "wandb"])
+def test_a_place_that_no_tracker_can_write(fedmend: Command, tmp_path: Path, tracker: str) -> None:
+    """Where the tracker is not installed, that is said in one line too."""
+    (tmp_path / "file").write_text("here")
+    options = ("--rounds", "1", "--out", "run", "--track", f"{tracker}:file")
+    refused(fedmend("run", "fedavg", "--dataset", GRAPH, *options), f"--track {tracker}")
+    assert not (tmp_path / "run").exists()

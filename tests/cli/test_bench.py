@@ -79,6 +79,15 @@ def test_a_part_of_a_suite(fedmend: Command, tmp_path: Path) -> None:
         (("quik",), "did you mean 'quick'"),
         (("none.toml",), "cannot read none.toml"),
         (("quick", "--datasets", "pubmed"), "unknown dataset of suite quick"),
+        (("quick", "--datasets", ","), "no dataset of suite quick is named"),
+        (("quick", "--splits", ","), "no split of suite quick is named"),
+        (("quick", "--silos", ","), "no number of silos of suite quick is named"),
+        (("quick", "--rows", ","), "no row of suite quick is named"),
+        (("quick", "--rows", ""), "no row of suite quick is named"),
+        (("quick", "--rows", "fedsage,fedsage"), "a row of suite quick is named twice"),
+        (("quick", "--page", "."), "is a folder: name a file"),
+        (("quick", "--page", "/dev/null/page.md"), "/dev/null is a file, not a folder"),
+        (("quick", "--out", "/dev/null"), "/dev/null is a file"),
         (("quick", "--silos", "x"), "not a list of whole numbers"),
         (("quick", "--silos", "7"), "unknown number of silos"),
         (("quick", "--rows", "fedsag"), "unknown row of suite quick"),
@@ -86,11 +95,42 @@ def test_a_part_of_a_suite(fedmend: Command, tmp_path: Path) -> None:
         (("quick", "--set", "hidden=many"), "hidden='many' is not allowed"),
     ],
 )
-def test_mistakes_are_one_line(fedmend: Command, arguments: tuple[str, ...], said: str) -> None:
+def test_mistakes_are_one_line(
+    fedmend: Command, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
     done = fedmend("bench", *arguments)
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_suite_is_not_replaced(fedmend: Command, tmp_path: Path) -> None:
+    first = SUITE.replace(', "csbm:nodes=2,classes=2"', "")
+    (tmp_path / "mine.toml").write_text(first)
+    assert fedmend("bench", "mine.toml", "--out", "b", "--workers", "1").returncode == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "b").rglob("*") if path.is_file()}
+    (tmp_path / "page.md").write_bytes(b"\xff\xfe")
+    (tmp_path / "mode.toml").write_text(f'evaluation = "nosuch"\n{first}')
+    for arguments, said in (
+        (("mine.toml", "--rounds", "3"), "holds a run of other settings"),
+        (("mine.toml", "--page", "page.md"), "page.md is not a text file"),
+        (("mode.toml",), "unknown evaluation mode 'nosuch'"),
+    ):
+        done = fedmend("bench", *arguments, "--out", "b")
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert before == {p: p.read_bytes() for p in (tmp_path / "b").rglob("*") if p.is_file()}
+
+
+def test_where_every_cell_fails_the_reason_is_told_once(fedmend: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(SUITE.replace("silos = [3]", "silos = [1000]"))
+    done = fedmend("bench", "mine.toml", "--out", "b", "--page", "page.md")
+    assert done.returncode == 1
+    assert done.stderr.count("is more than the graph has nodes") == 1
+    assert "no cell succeeded" in done.stderr
+    assert not (tmp_path / "page.md").exists()
 
 
 def test_the_runs_of_another_suite_are_taken_over(fedmend: Command, tmp_path: Path) -> None:

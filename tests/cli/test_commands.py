@@ -235,3 +235,43 @@ def test_predict_uses_the_named_silos_model(fedmend: Command) -> None:
     assert found["silo"] == "silo-0"
     own = json.loads(fedmend(*which, "--silo", "silo-1").stdout)
     assert own["accuracy"] > found["accuracy"]
+
+
+def test_silos_that_are_cut_already_keep_their_cut(fedmend: Command, tmp_path: Path) -> None:
+    """Every default gives way to what the folder is, and what is shown is the folder's."""
+    graph = "csbm:nodes=60,classes=3,features=4"
+    assert fedmend("partition", graph, "p1", "--silos", "2", "--split", "random").returncode == 0
+    quick = ("--dataset", "p1", "--rounds", "1", "--json")
+    for out, more in (("a", ()), ("b", ("--silos", "2", "--split", "random"))):
+        done = json.loads(fedmend("run", "fedavg", *quick, *more, "--out", out).stdout)
+        source = done["runs"][0]["source"]
+        assert (source["silos"], source["split"]) == (2, "random")
+    options = ("--values", "0.1", "--seeds", "1", "--out", "study")
+    assert fedmend("study", "hide", *quick, *options).returncode == 0
+    about = json.loads((tmp_path / "study/study.json").read_text())
+    assert (about["silos"], about["split"]) == (2, "random")
+    (tmp_path / "suite.toml").write_text(
+        'datasets = ["p1"]\nsplits = ["louvain", "leiden"]\nsilos = [2]\nseeds = 1\n'
+        '[settings]\nrounds = 1\n[[rows]]\nmethod = "fedavg"\n'
+    )
+    tables = json.loads(fedmend("bench", "suite.toml", "--json").stdout)["tables"]
+    assert [(table["split"], table["silos"]) for table in tables] == [("random", 2)]
+
+
+def test_a_long_dataset_makes_a_folder_all_the_same(fedmend: Command, tmp_path: Path) -> None:
+    done = fedmend("run", "fedavg", "--dataset", "csbm:" + "nodes=60," * 60, "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "runs").glob("fedavg-csbm-nodes-60-*/record.json"))) == 1
+
+
+def test_check_a_graph_with_owners(fedmend: Command, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/nodes.csv").write_text("id,label,hospital,a\n1,x,north,1\n2,y,south,0\n")
+    (tmp_path / "own/edges.csv").write_text("src,dst\n1,2\n")
+    assert "hospital" in fedmend("check", "own").stderr
+    assert "hospital: 2 different owners" in fedmend("check", "own", "--column", "hospital").stdout
+    about = json.loads(fedmend("check", "own", "--column", "hospital", "--json").stdout)
+    assert (about["features"], about["owners"]) == (1, 2)
+    done = fedmend("check", "own", "--column", "clinic")
+    assert done.returncode == 2
+    assert "clinic" in done.stderr

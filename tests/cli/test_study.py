@@ -73,6 +73,13 @@ def test_a_failed_cell_is_told_and_the_rest_is_shown(fedmend: Command) -> None:
     [
         (("layrs",), "did you mean 'layers'"),
         (("silos", "--silos", "3"), "use --values instead of --silos"),
+        (("privacy", "--silos", "2"), "study privacy varies the silos: use --values"),
+        (("privacy", "--values", "3 silos"), "known: 3 silos, sigma 4.2; 5 silos"),
+        (("width", "--dataset", "coraa"), "did you mean 'cora'"),
+        (("width", "--split", "nosuch"), "unknown split 'nosuch'"),
+        (("width", "--ratio", "60/60/60"), "add up to at most 1"),
+        (("width", "--evaluation", "nosuch"), "unknown evaluation mode 'nosuch'"),
+        (("width", "--out", "/dev/null"), "/dev/null is a file"),
         (("layers", "--set", "layers=2"), "use --values"),
         (("layers", "--values", ","), "names no value"),
         (("layers", "--values", "1,many"), "layers='many' is not allowed"),
@@ -81,11 +88,14 @@ def test_a_failed_cell_is_told_and_the_rest_is_shown(fedmend: Command) -> None:
         (("width", "--set", "nonsense=1"), "unknown setting 'nonsense'"),
     ],
 )
-def test_mistakes_are_one_line(fedmend: Command, arguments: tuple[str, ...], said: str) -> None:
+def test_mistakes_are_one_line(
+    fedmend: Command, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
     done = fedmend("study", *arguments)
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:

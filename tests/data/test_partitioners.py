@@ -15,6 +15,7 @@ from fedmend.data.datasets import load
 from fedmend.data.partitioners import (
     PARTITIONERS,
     _level,
+    check_split_options,
     column,
     label_dirichlet,
     leiden,
@@ -23,7 +24,7 @@ from fedmend.data.partitioners import (
     owner_names,
     uniform,
 )
-from fedmend.errors import GraphError, SettingsError
+from fedmend.errors import GraphError, SettingsError, UnknownNameError
 from fedmend.graph import Graph
 
 if TYPE_CHECKING:
@@ -182,14 +183,14 @@ def test_dirichlet_spreads_unlabelled_nodes_evenly() -> None:
     assert np.bincount(label_dirichlet(graph, 4, rng())).tolist() == [10] * 4
 
 
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
-def test_dirichlet_refuses_a_bad_alpha(alpha: float) -> None:
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf"), "abc", True, None])
+def test_dirichlet_refuses_a_bad_alpha(alpha: Any) -> None:
     with pytest.raises(SettingsError, match=r"alpha: expected a number from 0\.001"):
         label_dirichlet(graph_of(4, [], [0, 1, 0, 1]), 2, rng(), alpha=alpha)
 
 
-@pytest.mark.parametrize("tolerance", [-0.1, 1.0, float("nan")])
-def test_communities_refuse_a_bad_tolerance(tolerance: float) -> None:
+@pytest.mark.parametrize("tolerance", [-0.1, 1.0, float("nan"), "abc", False, None])
+def test_communities_refuse_a_bad_tolerance(tolerance: Any) -> None:
     with pytest.raises(SettingsError, match="tolerance: expected a number from 0"):
         louvain(graph_of(4, []), 2, rng(), tolerance=tolerance)
 
@@ -264,3 +265,14 @@ def test_the_registry_names_what_the_functions_take() -> None:
         assert entry.description
         assert "\n" not in entry.description
     assert partitioners.TOLERANCE == 0.1
+
+
+def test_options_are_checked_by_name() -> None:
+    """Also those that are arguments of what calls the split."""
+    for name, entry in PARTITIONERS.items():
+        check_split_options(name, entry.options)
+        for option in ("seed", "silos", "graph", "how", "ratio", "rng"):
+            with pytest.raises(SettingsError, match=f"option.*'{option}'"):
+                check_split_options(name, [*entry.options, option])
+    with pytest.raises(UnknownNameError, match="did you mean 'louvain'"):
+        check_split_options("louvian", [])

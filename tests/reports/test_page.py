@@ -212,6 +212,8 @@ def test_malformed_panels_are_told_on_the_page(runs: Path, key: str, value: Any)
         lambda r: r["result"].update(accuracy="high"),
         lambda r: r.update(settings=None),
         lambda r: r["split"].update(hash=None),
+        lambda r: r["split"].pop("seed"),
+        lambda r: r.pop("dataset"),
     ],
 )
 def test_what_is_no_record_is_refused(runs: Path, tmp_path: Path, change: Any) -> None:
@@ -224,11 +226,23 @@ def test_what_is_no_record_is_refused(runs: Path, tmp_path: Path, change: Any) -
         views.read_views([tmp_path / "run"])
 
 
+@pytest.mark.parametrize("versions", [None, [1], {}])
+def test_a_record_without_versions_is_shown(runs: Path, tmp_path: Path, versions: Any) -> None:
+    shutil.copytree(runs / "fedavg/global-graph/seed-0", tmp_path / "run")
+    path = tmp_path / "run/record.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "versions": versions}))
+    text, _ = page.build(views.read_views([tmp_path / "run"]))
+    assert "split hash" in text
+    assert "version of torch" not in text
+
+
 def test_a_damaged_ledger_is_refused(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "fedavg/global-graph/seed-0", tmp_path / "run")
-    (tmp_path / "run/ledger.csv").write_text("phase,round\na,b\n")
-    with pytest.raises(FileFormatError, match="not a ledger"):
-        views.read_views([tmp_path / "run"])
+    whole = (tmp_path / "run/ledger.csv").read_text()
+    for text in ("phase,round\na,b\n", "x", "", whole + '"' + "a" * 200_000):
+        (tmp_path / "run/ledger.csv").write_text(text)
+        with pytest.raises(FileFormatError, match="not a ledger"):
+            views.read_views([tmp_path / "run"])
     (tmp_path / "run/ledger.csv").unlink()
     with pytest.raises(FileFormatError, match="cannot read"):
         views.read_views([tmp_path / "run"])

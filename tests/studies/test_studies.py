@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,17 @@ from fedmend.experiments import Source
 from fedmend.methods import METHODS
 from fedmend.reports import studies as reports
 from fedmend.run import configure
-from fedmend.studies import ALL, STUDIES, Point, Study, choose_points, find, over, over_silos
+from fedmend.studies import (
+    ALL,
+    STUDIES,
+    Point,
+    Study,
+    choose_points,
+    find,
+    over,
+    over_silos,
+    separate,
+)
 from fedmend.studies.running import StudyPlan, gather, run_study
 from tests.tiny import QUICK
 
@@ -145,13 +156,35 @@ def test_values_of_ones_own() -> None:
     ]
     assert [p.silos for p in choose_points(find("silos"), ["7"])] == [7]
     bundles = Study("b", "", "", "b", (Point("a", {"hidden": 4, "layers": 1}),), ("fedavg",))
-    with pytest.raises(UnknownNameError, match="point of study b"):
+    with pytest.raises(SettingsError, match="unknown point of study b: 'z'"):
         choose_points(bundles, ["z"])
     for wrong in (["0"], ["x"], []):
         with pytest.raises(SettingsError):
             choose_points(find("silos"), wrong)
     with pytest.raises(SettingsError, match="twice"):
         choose_points(find("layers"), ["2", "2"])
+
+
+def test_a_label_may_hold_the_separator_of_values() -> None:
+    privacy = find("privacy")
+    one, two, three = (point.label for point in privacy.points)
+    assert separate(privacy, f"{three},{one}") == [three, one]
+    assert separate(privacy, "5 silos,sigma 2.1") == [two]
+    assert separate(privacy, "3 silos, sigma 9") == ["3 silos", "sigma 9"]
+    assert separate(find("layers"), "1, 2,,3") == ["1", "2", "3"]
+    for label in (one, two, three):
+        assert choose_points(privacy, separate(privacy, label))[0].label == label
+    with pytest.raises(SettingsError, match=r"known: 3 silos, sigma 4\.2; 5 silos, sigma 2\.1; 10"):
+        choose_points(privacy, separate(privacy, "3 silos"))
+
+
+def test_where_all_fails_earlier_files_stay(tmp_path: Path) -> None:
+    run_study(plan(WIDTH, (0,)), tmp_path, ONE, Telling())
+    before = {name: (tmp_path / name).read_bytes() for name in ("study.json", "study.csv")}
+    too_many = replace(plan(WIDTH, (1,)), source=replace(SOURCE, silos=1000))
+    _, failures = run_study(too_many, tmp_path, ONE, Telling())
+    assert len(failures) == 4
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
 
 
 def test_plans_that_make_no_sense_are_refused() -> None:

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -96,32 +96,34 @@ class Suite:
         """A part of the suite; a name it does not have is an error."""
         chosen = self
         if datasets is not None:
-            for name in datasets:
-                if name not in self.datasets:
-                    raise UnknownNameError(f"dataset of suite {self.name}", name, self.datasets)
+            self._check_choice("dataset", datasets, self.datasets)
             chosen = replace(chosen, datasets=tuple(datasets))
         if splits is not None:
-            for name in splits:
-                if name not in self.splits:
-                    raise UnknownNameError(f"split of suite {self.name}", name, self.splits)
+            self._check_choice("split", splits, self.splits)
             chosen = replace(chosen, splits=tuple(splits))
         if silos is not None:
-            for count in silos:
-                if count not in self.silos:
-                    known = map(str, self.silos)
-                    raise UnknownNameError(
-                        f"number of silos of suite {self.name}", f"{count}", known
-                    )
+            self._check_choice("number of silos", map(str, silos), map(str, self.silos))
             chosen = replace(chosen, silos=tuple(silos))
         if rows is not None:
             by_label = {row.label: row for row in self.rows}
-            for label in rows:
-                if label not in by_label:
-                    raise UnknownNameError(f"row of suite {self.name}", label, by_label)
+            self._check_choice("row", rows, by_label)
             base = self.base if self.base in rows else rows[0]
             kept = tuple(_within(by_label[label], rows) for label in rows)
             chosen = replace(chosen, rows=kept, base=base)
         return chosen if seeds is None else replace(chosen, seeds=seeds)
+
+    def _check_choice(self, what: str, given: Iterable[str], known: Iterable[str]) -> None:
+        """Refuse a choice of nothing, of the same twice, or of what the suite does not have."""
+        names, all_names = list(given), list(known)
+        if not names:
+            raise SettingsError(
+                f"no {what} of suite {self.name} is named: leave the option out to have all"
+            )
+        for name in names:
+            if name not in all_names:
+                raise UnknownNameError(f"{what} of suite {self.name}", name, all_names)
+        if len(set(names)) < len(names):
+            raise SettingsError(f"a {what} of suite {self.name} is named twice")
 
 
 def shipped() -> dict[str, Suite]:

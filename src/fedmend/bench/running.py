@@ -16,7 +16,7 @@ from fedmend.bench import Row, Suite, published_figure
 from fedmend.cells import Cell, Engine, Outcome, Telling, known_settings, run_cells
 from fedmend.errors import FileFormatError, SettingsError, UnknownNameError
 from fedmend.evaluation.baselines import BASELINES
-from fedmend.experiments import Source
+from fedmend.experiments import Source, is_cut
 from fedmend.files import write_bytes, write_json
 from fedmend.reports import bench_formats, benches
 from fedmend.reports.benches import Block, Given
@@ -69,9 +69,13 @@ class BenchPlan:
         return [
             Place(dataset, split, silos)
             for dataset in self.suite.datasets
-            for split in self.suite.splits
+            for split in self._splits(dataset)
             for silos in self.suite.silos
         ]
+
+    def _splits(self, dataset: str) -> tuple[str, ...]:
+        """The suite's; a folder of silos is cut already and has its own."""
+        return (Source(dataset).cut()[1],) if is_cut(dataset) else self.suite.splits
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -143,10 +147,11 @@ class BenchPlan:
 def run_bench(
     plan: BenchPlan, out: Path, engine: Engine, telling: Telling
 ) -> tuple[list[Block], Outcome]:
-    """Run what is not there yet and write the tables."""
+    """Run what is not there yet and write the tables; where all failed, earlier ones stay."""
     outcome = run_cells(plan.cells(), out, engine, telling)
     blocks = [plan.block(place, outcome) for place in plan.places]
-    write_tables(plan, blocks, outcome, out)
+    if outcome.records or not (out / "bench.json").exists():
+        write_tables(plan, blocks, outcome, out)
     return blocks, outcome
 
 
@@ -189,6 +194,31 @@ def conditions() -> dict[str, Any]:
 # A page that several suites write together: each has its section between two marks.
 
 
+def _marks(suite: Suite) -> tuple[str, str]:
+    return f"<!-- suite {suite.name} -->", f"<!-- end of {suite.name} -->"
+
+
+def read_page(path: Path, suite: Suite) -> str:
+    """The page as it is, or a new one; an error if the suite's section could not be written."""
+    if path.is_dir():
+        raise SettingsError(f"--page {path} is a folder: name a file")
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    if not there.is_dir():
+        raise SettingsError(f"--page {path} cannot be written: {there} is a file, not a folder")
+    if not path.exists():
+        return "# Results\n\nWritten by `fedmend bench SUITE --page`; see `fedmend bench`.\n"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FileFormatError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise FileFormatError(f"{path} is not a text file: {error}") from error
+    first, last = _marks(suite)
+    if text.count(first) > 1 or text.count(first) != text.count(last):
+        raise FileFormatError(f"{path}: the marks of suite {suite.name} do not match; mend them")
+    return text
+
+
 def update_page(path: Path, plan: BenchPlan, blocks: list[Block]) -> None:
     """Write the suite's section of a Markdown page, leaving the others as they are."""
     suite = plan.suite
@@ -206,14 +236,8 @@ def update_page(path: Path, plan: BenchPlan, blocks: list[Block]) -> None:
             bench_formats.markdown(blocks),
         ]
     )
-    first, last = f"<!-- suite {suite.name} -->", f"<!-- end of {suite.name} -->"
-    text = (
-        path.read_text(encoding="utf-8")
-        if path.exists()
-        else "# Results\n\nWritten by `fedmend bench SUITE --page`; see `fedmend bench`.\n"
-    )
-    if text.count(first) > 1 or text.count(first) != text.count(last):
-        raise FileFormatError(f"{path}: the marks of suite {suite.name} do not match; mend them")
+    first, last = _marks(suite)
+    text = read_page(path, suite)
     whole = f"{first}\n{section}\n{last}"
     if first in text:
         text = re.sub(

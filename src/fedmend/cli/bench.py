@@ -57,15 +57,15 @@ def bench(
         )
         return
     chosen = suites.find(suite).only(
-        datasets=common.names(datasets) if datasets else None,
-        splits=common.names(splits) if splits else None,
-        silos=_counts(silos) if silos else None,
-        rows=common.names(rows) if rows else None,
+        datasets=None if datasets is None else common.names(datasets),
+        splits=None if splits is None else common.names(splits),
+        silos=None if silos is None else _counts(silos),
+        rows=None if rows is None else common.names(rows),
         seeds=seeds,
     )
     folder = out or Path("runs") / f"bench-{chosen.name}"
     with common.spinner("preparing ..."):
-        from fedmend.bench.running import BenchPlan, run_bench, update_page
+        from fedmend.bench.running import BenchPlan, read_page, run_bench, update_page
         from fedmend.cells import Engine, Outcome
         from fedmend.cli.cells import CellsDisplay, stopping_gently
         from fedmend.reports import bench_formats
@@ -75,6 +75,8 @@ def bench(
             chosen, {key.replace("-", "_"): value for key, value in settings.items()}, data_root
         )
         cells = plan.cells()
+        if page is not None:
+            read_page(page, chosen)  # what is wrong with it is told now, not after hours
 
     def so_far(records: dict[str, Any]) -> RenderableType:
         """The table that the newest cell belongs to."""
@@ -88,8 +90,12 @@ def bench(
                 jobs, _workers(workers, jobs), threads, checkpoint_every, tuple(reuse or ())
             )
             blocks, outcome = run_bench(plan, folder, engine, telling)
-    if page is not None:
+    if page is not None and outcome.records:
         update_page(page, plan, blocks)
+    if not outcome.records:
+        typer.echo(
+            "fedmend: no cell succeeded; earlier tables and pages are as they were", err=True
+        )
     if json:
         tables = [block.as_dict() for block in blocks]
         common.print_json({"folder": str(folder), "tables": tables, "failures": outcome.failures})

@@ -71,18 +71,19 @@ class CellsDisplay:
         self._now.pop(cell.name)
         self._done += 1
         self._failed += 1
-        if why in self._said:
+        reason = why.replace(cell.name, "")  # whose folder it is makes no new reason
+        if reason in self._said:
             return  # a dataset that is not here, say: one line, not one per cell
-        self._said.add(why)
-        self._console.print(f"fedmend: {cell.name} failed: {why}", markup=False, soft_wrap=True)
+        self._said.add(reason)
+        self._console.print(f"fedmend: {cell.name} failed: {why}", soft_wrap=True)
 
     def _say(self, cell: Cell, sentence: str) -> None:
         if sentence not in self._said:
             self._said.add(sentence)
-            self._console.print(f"fedmend: {cell.name}: {sentence}", markup=False, soft_wrap=True)
+            self._console.print(f"fedmend: {cell.name}: {sentence}", soft_wrap=True)
 
     def say(self, sentence: str) -> None:
-        self._console.print(f"fedmend: {sentence}", markup=False, soft_wrap=True)
+        self._console.print(f"fedmend: {sentence}", soft_wrap=True)
 
     def _left(self) -> str:
         if not self._times:

@@ -5,6 +5,7 @@ Heavy imports happen inside the commands, so that `fedmend --help` answers at on
 
 from __future__ import annotations
 
+import errno
 import sys
 
 import typer
@@ -83,6 +84,10 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _fail(f"{error.filename} is longer than a file's name may be: choose a shorter one")
     except MemoryError:
         _fail("not enough memory; use fewer silos at once (--workers 1) or a smaller graph")
 

@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from fedmend.cli import common
+from fedmend.errors import SettingsError
 
 
 def partition(
     dataset: Annotated[str, typer.Argument(help="A dataset's name or a folder with a graph.")],
     out: Annotated[Path, typer.Argument(help="Folder to write the silos' folders into.")],
     silos: common.SilosOption = None,
-    split: common.SplitOption = "louvain",
+    split: common.SplitOption = None,
     ratio: common.RatioOption = "60/20/20",
     seed: common.SeedOption = 0,
     column: Annotated[
@@ -31,6 +32,8 @@ def partition(
     from fedmend.experiments import Source
     from fedmend.reports import tables
 
+    if column and split not in (None, "column"):
+        raise SettingsError(f"--column {column} cuts by owner: leave --split {split} out")
     how = f"column:column={column}" if column else split
     with common.spinner("Cutting the graph ..."):
         cut = Source(dataset, silos, how, ratio, data_root).partition(seed)

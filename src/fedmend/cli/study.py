@@ -59,24 +59,32 @@ def study(
         )
         return
     chosen = studies.find(name)
-    points = studies.choose_points(chosen, common.names(values)) if values else chosen.points
-    if chosen.varies == studies.SILOS and silos is not None:
-        raise SettingsError("study silos varies the silos: use --values instead of --silos")
+    points = chosen.points
+    if values is not None:
+        points = studies.choose_points(chosen, studies.separate(chosen, values))
+    if silos is not None and any(point.silos for point in points):
+        raise SettingsError(f"study {name} varies the silos: use --values instead of --silos")
     folder = out or common.default_out("study", name, dataset)
     with common.spinner("preparing ..."):
         from fedmend.cells import Engine, Outcome
         from fedmend.cli.cells import CellsDisplay, stopping_gently
-        from fedmend.experiments import Source
+        from fedmend.experiments import Source, is_cut
         from fedmend.reports import studies as reports
         from fedmend.studies.running import StudyPlan, gather, run_study
 
         settings = common.gather_settings(
             set_, config, rounds=rounds, backbone=backbone, device=device
         )
-        cut = split or chosen.split
+        usual = (None, None) if is_cut(dataset) else (chosen.silos, chosen.split)
         source = Source(
-            dataset, silos or chosen.silos, cut, ratio or chosen.ratio, data_root, split_seed
+            dataset,
+            silos or usual[0],
+            split or usual[1],
+            ratio or chosen.ratio,
+            data_root,
+            split_seed,
         )
+        cut = source.cut()[1]
         plan = StudyPlan(
             chosen,
             source,
@@ -99,8 +107,8 @@ def study(
         with stopping_gently(display, telling, folder):
             engine = Engine(jobs, workers, threads, checkpoint_every, tuple(reuse or ()))
             entries, failures = run_study(plan, folder, engine, telling)
-    drawn = reports.plot(title, chosen.varies, entries, folder)
-    if not drawn:
+    succeeded = any(each.seeds for each in entries)
+    if succeeded and not reports.plot(title, chosen.varies, entries, folder):
         typer.echo("fedmend: no plot; for one, pip install 'fedmend[plots]'", err=True)
     if json:
         about = [each.as_dict() for each in entries]

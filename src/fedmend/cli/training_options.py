@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from fedmend.cli import common
+from fedmend.errors import SettingsError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +23,7 @@ class TrainingOptions:
 
     dataset: common.DatasetOption = "cora"
     silos: common.SilosOption = None
-    split: common.SplitOption = "louvain"
+    split: common.SplitOption = None
     ratio: common.RatioOption = "60/20/20"
     rounds: common.RoundsOption = None
     seeds: common.SeedsOption = 1
@@ -44,6 +45,8 @@ class TrainingOptions:
 
     def folder(self, what: str) -> Path:
         """Where the results go; `what` names a new folder if --out does not."""
+        if self.resume and self.out is None:
+            raise SettingsError("--resume needs the folder of the run to go on with: add --out")
         return self.out or common.default_out(what, self.dataset)
 
     def plan(self) -> Plan:

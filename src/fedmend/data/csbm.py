@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _MAX_NODES = 100_000_000  # above it, pair numbers times eight leave the exact range of a float64
 
+_MOST = 1e9  # features, or a mean degree or length of class means: far beyond any use
+
 _STREAM = 0x6373626D  # "csbm"
 
 
@@ -107,6 +109,9 @@ def _check(
     for name, number in real.items():
         if not isinstance(number, int | float) or not math.isfinite(number) or number < 0:
             raise SettingsError(f"csbm: {name} must be a number from 0, got {number!r}")
+    for name, number in {"features": features, **real}.items():
+        if number > _MOST:
+            raise SettingsError(f"csbm: {name} must be at most {_MOST:.0f}, got {number!r}")
     if homophily > 1:
         raise SettingsError(f"csbm: homophily must be from 0 to 1, got {homophily}")
     if degree is not None and edges is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -262,7 +262,7 @@ def load(
     if name not in DATASETS:
         raise UnknownNameError("dataset", name, DATASETS)
     dataset = DATASETS[name]
-    _check_options(name, options)
+    check_options(name, options)
     if dataset.kind == "generated":
         return csbm(**options)
     root = _data_root(None if data_root is None else Path(data_root), dataset)
@@ -279,7 +279,8 @@ def load(
     return _read(name, dataset, folder)
 
 
-def _check_options(name: str, options: dict[str, Any]) -> None:
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse an option that the dataset does not have."""
     known = list(inspect.signature(csbm).parameters) if name == "csbm" else []
     for option in options:
         if option not in known:

@@ -92,6 +92,7 @@ __all__ = [
 
 EVALUATION = "evaluation"
 _KIND = "fedmend partition"
+_NOT_RECORDED = "folders"  # how silos were cut that came without a partition.json
 _FOLDER_NAME = re.compile(r'[^./\\:*?"<>|\x00-\x1f][^/\\:*?"<>|\x00-\x1f]{0,119}')
 
 
@@ -294,6 +295,13 @@ def silo_folders(source: Path | str | Iterable[Path | str]) -> dict[str, Path]:
     return named
 
 
+def how_cut(parent: Path | str) -> tuple[int, str]:
+    """How many silos a folder of silo folders has, and how they were cut, reading no graph."""
+    silos = len(silo_folders(parent))
+    path = Path(parent) / PARTITION_FILE
+    return silos, _read_record(path).how if path.exists() else _NOT_RECORDED
+
+
 def _agreed_names(folders: Collection[Folder]) -> tuple[str, ...]:
     """The classes of all silos: as recorded if all record the same, else all that occur, sorted."""
     recorded = {folder.label_names for folder in folders}
@@ -324,7 +332,7 @@ def read_silos(
     _check_features(folders)
     label_names = record.label_names if record else _agreed_names(folders.values())
     silos = {name: folder.graph(label_names) for name, folder in folders.items()}
-    how, seed = (record.how, record.seed) if record else ("folders", None)
+    how, seed = (record.how, record.seed) if record else (_NOT_RECORDED, None)
     cross_file = None
     if parent is not None:
         cross_file = find_table(parent / EVALUATION, "cross_edges", root=parent)

@@ -27,17 +27,18 @@ import heapq
 import random
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil, floor
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from fedmend.data.lean_igraph import igraph
-from fedmend.errors import GraphError, SettingsError
+from fedmend.errors import GraphError, SettingsError, UnknownNameError
 from fedmend.graph import UNKNOWN_LABEL
 
 if TYPE_CHECKING:
@@ -134,10 +135,15 @@ def _level(sizes: Nodes, nodes: int) -> Nodes:
     return np.repeat(order[:filled], target - ordered[:filled])
 
 
+def _is_number(value: Any) -> bool:
+    """Options may come from a command line, where anything may be written."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _by_communities(
     graph: Graph, silos: int, rng: np.random.Generator, algorithm: str, tolerance: float
 ) -> Nodes:
-    if not 0 <= tolerance < 1:
+    if not (_is_number(tolerance) and 0 <= tolerance < 1):
         raise SettingsError(f"tolerance: expected a number from 0 to below 1, got {tolerance}")
     least = max(1, floor(graph.num_nodes / silos * (1 - tolerance)))
     most = ceil(graph.num_nodes / silos * (1 + tolerance))
@@ -211,7 +217,7 @@ def label_dirichlet(
     A small alpha gives silos of few classes, a large one equal silos. Nodes without a label are
     spread evenly at random.
     """
-    if not 1e-3 <= alpha <= 1e6:
+    if not (_is_number(alpha) and 1e-3 <= alpha <= 1e6):
         raise SettingsError(f"alpha: expected a number from 0.001 to 1000000, got {alpha}")
     assignment: Nodes = np.empty(graph.num_nodes, dtype=np.int64)
     labels = graph.y.numpy()
@@ -313,3 +319,15 @@ PARTITIONERS: dict[str, Partitioner] = {
     "column": Partitioner(column, "one silo per value of an ownership column", ("column",)),
     "metis": Partitioner(metis, "METIS: equal silos, few edges cut (needs fedmend[metis])"),
 }
+
+
+def check_split_options(how: str, options: Iterable[str]) -> None:
+    """Refuse a split nobody knows, or an option that the split does not have."""
+    if how not in PARTITIONERS:
+        raise UnknownNameError("split", how, PARTITIONERS)
+    known = PARTITIONERS[how].options
+    for option in options:
+        if option not in known:
+            if not known:
+                raise SettingsError(f"the split {how!r} has no options, got {option!r}")
+            raise UnknownNameError(f"option of the split {how!r}:", option, known)

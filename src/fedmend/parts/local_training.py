@@ -262,8 +262,8 @@ def _nobody(batch: Tensor, graph: Graph) -> Hop:
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).add(1).cpu()  # some can be named but compute nothing
+    except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise SettingsError(f"device {name!r} cannot be used here: {reason}") from error
     return device

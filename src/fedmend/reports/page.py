@@ -370,13 +370,19 @@ def _settings(view: RunView) -> str:
         "split hash": record["split"]["hash"],
         "finished": record["measured"].get("finished", ""),
         **record["settings"],
-        **{f"version of {name}": number for name, number in record["versions"].items()},
+        **{f"version of {name}": number for name, number in _versions(record).items()},
     }
     rows = "".join(
         f'<tr><th scope="row">{_t(key)}</th><td class="left"><code>{_t(value)}</code></td></tr>'
         for key, value in facts.items()
     )
     return f'<h3>Settings</h3><div class="wide" tabindex="0"><table>{rows}</table></div>'
+
+
+def _versions(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the record says of them: no run is refused for what only this table shows."""
+    given = record.get("versions")
+    return given if isinstance(given, Mapping) else {}
 
 
 def _asset(name: str) -> str:

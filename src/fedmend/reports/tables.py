@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from fedmend.data.partition import PartitionStatistics
 from fedmend.evaluation.metrics import Summary
@@ -13,6 +17,9 @@ from fedmend.reports.summary import MethodSummary, paired_difference, summarise_
 
 MOST_SILOS = 12
 """With more silos than this, a table shows the extremes and the total instead of every one."""
+
+_ROOMY = 10_000
+"""Columns of a console on which every table has the width it would like."""
 
 Record = Mapping[str, Any]
 
@@ -48,70 +55,117 @@ def split_words(run: Record) -> str:
     return f"{name}, {data['silos']} silos ({run['split']['how']}{cut}), {run['evaluation']}"
 
 
-def headline(runs: Sequence[Record]) -> str:
+def headline(runs: Sequence[Record]) -> Text:
     """The result of one method in a few lines."""
     summary = summarise_runs(runs)
     seeds = f" over {len(runs)} seeds (95% interval)" if len(runs) > 1 else ""
     lines = [
-        f"[bold]{summary.method}[/] on {split_words(runs[0])}",
+        f" on {split_words(runs[0])}",
         f"  accuracy {figure(summary.accuracy)}   macro-F1 {figure(summary.macro_f1)}{seeds}",
         f"  {summary.seconds.mean:.1f} s, left the silos: {sent(summary)}, "
         f"came to them: {'nothing' if summary.pooled else human_bytes(summary.bytes_down)}",
     ]
-    return "\n".join(lines)
+    return Text.assemble((summary.method, "bold"), "\n".join(lines))
 
 
-def what_left(run: Record) -> Table | str:
+@dataclass(frozen=True)
+class FirstThatFits:
+    """The same figures in several layouts; drawn is the first that the console has room for."""
+
+    layouts: Sequence[Table]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        roomy = options.update(max_width=_ROOMY)
+        for table in self.layouts[:-1]:
+            if Measurement.get(console, roomy, table).maximum <= options.max_width:
+                yield table
+                return
+        yield self.layouts[-1]
+
+
+def _table(title: str, caption: str | None, heads: Sequence[str]) -> Table:
+    """A table of names and figures; folded where nothing else helps, but never cut short."""
+    table = Table(title=title, title_justify="left", title_style="bold", caption=caption)
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="right" if i else "left", overflow="fold")
+    return table
+
+
+def _one_below_the_other(
+    title: str, caption: str | None, heads: Sequence[str], rows: Sequence[Sequence[str]]
+) -> Table:
+    """A row's figures below its name, each with its head: the layout that needs least room."""
+    table = _table(title, caption, (heads[0], ""))
+    for name, *figures in rows:
+        table.add_row(name, "")
+        for head, text in zip(heads[1:], figures, strict=True):
+            if text:
+                table.add_row(f"  {head}", text)
+        table.add_section()
+    return table
+
+
+def what_left(run: Record) -> FirstThatFits | str:
     """The table "what left each silo" of one run, by kind of content."""
     if run["pooled"]:
         return "What left each silo: everything. All raw data was pooled in one place."
     left: Mapping[str, Mapping[str, int]] = run["bytes"]["left_by_silo"]
     kinds = sorted({kind for each in left.values() for kind in each})
     title = f"What left each silo (seed {run['seed']})"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("silo")
-    for kind in kinds:
-        table.add_column(kind, justify="right")
-    table.add_column("total", justify="right")
     totals = {silo: sum(each.values()) for silo, each in left.items()}
     shown = list(left)
+    caption = None
     if len(shown) > MOST_SILOS:
         by_size = sorted(shown, key=lambda silo: (totals[silo], silo))
         shown = [by_size[0], by_size[len(by_size) // 2], by_size[-1]]
-    for silo in shown:
-        sizes = [human_bytes(left[silo].get(kind, 0)) for kind in kinds]
-        table.add_row(silo, *sizes, human_bytes(totals[silo]))
-    if len(shown) < len(left):
-        table.caption = f"least, middle and most of {len(left)} silos"
+        caption = f"least, middle and most of {len(left)} silos"
+    rows = [
+        [silo, *(human_bytes(left[silo].get(kind, 0)) for kind in kinds), human_bytes(totals[silo])]
+        for silo in shown
+    ]
     if len(left) > 1:
-        table.add_section()
         sums = [human_bytes(sum(each.get(kind, 0) for each in left.values())) for kind in kinds]
-        table.add_row(f"all {len(left)}", *sums, human_bytes(sum(totals.values())))
-    return table
+        rows.append([f"all {len(left)}", *sums, human_bytes(sum(totals.values()))])
+    heads = ["silo", *kinds, "total"]
+    down = _table(title, caption, heads)
+    for i, row in enumerate(rows):
+        if i == len(shown):
+            down.add_section()
+        down.add_row(*row)
+    across = _table(title, caption, ["", *(row[0] for row in rows)])
+    for i, head in enumerate(heads[1:], start=1):
+        if head == "total":
+            across.add_section()
+        across.add_row(head, *(row[i] for row in rows))
+    return FirstThatFits([down, across, _one_below_the_other(title, caption, heads, rows)])
 
 
-def comparison(found: Mapping[str, Sequence[Record]]) -> Table:
+def comparison(found: Mapping[str, Sequence[Record]]) -> FirstThatFits:
     """Methods side by side; the difference is to the first one, paired by seed and split."""
     base_name, base = next(iter(found.items()))
     seeds = len(base)
     title = split_words(base[0]) + (f", {seeds} seeds" if seeds > 1 else "")
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("method")
-    table.add_column("accuracy", justify="right")
-    table.add_column("macro-F1", justify="right")
+    caption = None
+    if seeds > 1:
+        caption = "± is the 95% interval over seeds; differences are paired by seed and split"
+    heads = ["method", "accuracy", "macro-F1"]
     if len(found) > 1:
-        table.add_column(f"against {base_name}", justify="right")
-    table.add_column("seconds", justify="right")
-    table.add_column("left the silos", justify="right")
+        heads.append(f"against {base_name}")
+    heads += ["seconds", "left the silos"]
+    rows = []
     for name, runs in found.items():
         summary = summarise_runs(runs)
         row = [name, figure(summary.accuracy), figure(summary.macro_f1)]
         if len(found) > 1:
             row.append("" if name == base_name else _difference(runs, base))
-        table.add_row(*row, f"{summary.seconds.mean:.1f}", sent(summary))
-    if seeds > 1:
-        table.caption = "± is the 95% interval over seeds; differences are paired by seed and split"
-    return table
+        rows.append([*row, f"{summary.seconds.mean:.1f}", sent(summary)])
+    wide = _table(title, caption, heads)
+    two_lines = {f"against {base_name}": f"against\n{base_name}", heads[-1]: "left the\nsilos"}
+    stacked = _table(title, caption, [two_lines.get(head, head) for head in heads])
+    for row in rows:
+        wide.add_row(*row)
+        stacked.add_row(*(text.replace(" ±", "\n±") for text in row))
+    return FirstThatFits([wide, stacked, _one_below_the_other(title, caption, heads, rows)])
 
 
 def _difference(runs: Sequence[Record], base: Sequence[Record]) -> str:
@@ -122,20 +176,21 @@ def _difference(runs: Sequence[Record], base: Sequence[Record]) -> str:
     return f"{difference.mean:+.4f}{interval}"
 
 
-def partition_table(statistics: PartitionStatistics) -> Table:
-    """A cut graph: each silo, and the papers' table 1 row as the caption."""
-    table = Table(title="Silos", title_justify="left", title_style="bold", caption_justify="left")
-    table.add_column("silo")
-    for name in ("nodes", "edges", "train", "val", "test", "classes"):
-        table.add_column(name, justify="right")
+def partition_table(statistics: PartitionStatistics) -> FirstThatFits:
+    """A cut graph: a row per silo."""
+    heads = ["silo", "nodes", "edges", "train", "val", "test", "classes"]
+    rows = []
     shown = statistics.per_silo[:MOST_SILOS]
     for silo in shown:
         classes = sum(count > 0 for count in silo.labels.values())
         counts = (silo.nodes, silo.edges, silo.train_nodes, silo.val_nodes, silo.test_nodes)
-        table.add_row(silo.name, *map(str, counts), f"{classes} of {len(silo.labels)}")
+        rows.append([silo.name, *map(str, counts), f"{classes} of {len(silo.labels)}"])
     if len(shown) < len(statistics.per_silo):
-        table.add_row("...", *[""] * 6)
-    return table
+        rows.append(["...", *[""] * 6])
+    table = _table("Silos", None, heads)
+    for row in rows:
+        table.add_row(*row)
+    return FirstThatFits([table, _one_below_the_other("Silos", None, heads, rows)])
 
 
 def partition_row(statistics: PartitionStatistics) -> str:

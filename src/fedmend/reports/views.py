@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -102,10 +103,13 @@ def _view(folder: Path) -> RunView:
     try:
         if path.stat().st_size > _LEDGER_LIMIT:
             raise FileFormatError(f"{path} is too large to be a ledger of ours")
-        ledger = Ledger.from_csv(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if text.splitlines()[:1] != Ledger().to_csv().splitlines():
+            raise ValueError("its first line does not name the columns")
+        ledger = Ledger.from_csv(text)
     except OSError as error:
         raise FileFormatError(f"cannot read {path}: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise FileFormatError(f"{path} is not a ledger: {error}") from error
     return RunView(folder, saved, ledger)
 
@@ -113,6 +117,8 @@ def _view(folder: Path) -> RunView:
 def _check(record: Mapping[str, Any]) -> None:
     """Raise unless what a report reads is there and of its type; anything may stand in a file."""
     _texts(record["method"], record["evaluation"], record["split"]["hash"], record["split"]["how"])
+    if "dataset" not in record or "seed" not in record["split"]:
+        raise ValueError("dataset or the split's seed is missing")
     if type(record["seed"]) is not int:
         raise ValueError(f"seed {record['seed']!r}")
     if not isinstance(record["settings"], dict) or not isinstance(record["pooled"], bool):

@@ -233,16 +233,35 @@ def find(name: str) -> Study:
     return STUDIES[name]
 
 
+def separate(study: Study, text: str) -> list[str]:
+    """`1, 2` as a list; a comma within a point's label separates nothing."""
+    pieces = [piece.strip() for piece in text.split(",")]
+    labels = {tuple(part.strip() for part in point.label.split(",")) for point in study.points}
+    longest = max(map(len, labels))
+    found = []
+    while pieces:
+        sizes = (n for n in range(longest, 0, -1) if tuple(pieces[:n]) in labels)
+        taken = next(sizes, 1)
+        found.append(", ".join(pieces[:taken]))
+        pieces = pieces[taken:]
+    return [value for value in found if value]
+
+
 def choose_points(study: Study, values: list[str]) -> tuple[Point, ...]:
     """The study's points of these labels; other values too, where it varies one thing."""
     known = {point.label: point for point in study.points}
-    varied = all(point.silos or set(point.settings) == {study.varies} for point in study.points)
+    of_silos = study.varies == SILOS
+    alone = (of_silos, set() if of_silos else {study.varies})
+    varied = all((bool(point.silos), set(point.settings)) == alone for point in study.points)
     chosen = []
     for value in values:
         if value in known:
             chosen.append(known[value])
         elif not varied:
-            raise UnknownNameError(f"point of study {study.name}", value, known)
+            # Labels may hold commas, and are told apart by something else.
+            raise SettingsError(
+                f"unknown point of study {study.name}: {value!r} (known: {'; '.join(known)})"
+            )
         elif study.varies == SILOS:
             if not value.isdecimal() or int(value) < 1:
                 raise SettingsError(f"{value!r} is not a number of silos: whole, at least 1")

@@ -102,7 +102,8 @@ def run_study(
     """Run what is not there yet and write the study's files; gives its lines and the failures."""
     outcome = run_cells(plan.cells(), out, engine, telling)
     entries = gather(plan, outcome)
-    write_files(plan, entries, outcome, out)
+    if outcome.records or not (out / "study.json").exists():  # where all failed, earlier ones stay
+        write_files(plan, entries, outcome, out)
     return entries, outcome.failures
 
 
@@ -127,6 +128,7 @@ def _records(plan: StudyPlan, outcome: Outcome, point: Point, name: str) -> list
 def write_files(plan: StudyPlan, entries: Sequence[Entry], outcome: Outcome, out: Path) -> None:
     """Write study.json and study.csv beside the runs."""
     study = plan.study
+    silos, split = plan.source.cut()
     about = {
         "format": "fedmend study 1",
         "study": study.name,
@@ -134,8 +136,8 @@ def write_files(plan: StudyPlan, entries: Sequence[Entry], outcome: Outcome, out
         "repeats": study.repeats,
         "varies": study.varies,
         "dataset": plan.source.dataset,
-        "silos": None if study.varies == SILOS else plan.source.silos,
-        "split": plan.source.split,
+        "silos": None if study.varies == SILOS else silos,
+        "split": split,
         "ratio": plan.source.ratio,
         "seeds": list(plan.seeds),
         "base": plan.names[0],
