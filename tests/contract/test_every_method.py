@@ -170,8 +170,11 @@ def test_history_has_every_round(method: str) -> None:
     assert sorted(rounds) == list(range(first, 4))
     for number in range(1, 4):
         own = {"selected", "crossing_edges"} if method == "fedggr" else {"selected"}
-        assert set(rounds[number]) - own == {"training_loss", "validation_accuracy"}
-        assert rounds[number]["training_loss"] > 0
+        told = {"validation_accuracy"}
+        if method != "feddep-no-nfdp":  # where noise hides what the loss would tell
+            told.add("training_loss")
+            assert rounds[number]["training_loss"] > 0
+        assert set(rounds[number]) - own == told
     # The kept round is one of the best in validation, the latest of them; where every silo keeps
     # a model of its own, no round is kept for all.
     best = max(metrics["validation_accuracy"] for metrics in rounds.values())
@@ -488,7 +491,12 @@ def test_goes_on_without_a_lost_silo(method: str) -> None:
     assert ("silo-1", "training", 2, "up") not in up
     assert ("silo-0", "training", 2, "up") in up
     assert ("silo-1", "training", 3, "up") in up
-    assert result.history != plain_run(method).history
+    plain = plain_run(method)
+    assert (
+        result.history != plain.history
+        or not same_weights(result.weights, plain.weights)
+        or any(not same_weights(result.own[name], plain.own[name]) for name in result.own)
+    )
     assert sorted(result.history["training"]) == sorted(plain_run(method).history["training"])
 
 

@@ -520,7 +520,7 @@ class Silo(ExchangingSilo, fedavg.Silo):
         if self.settings.joint and self._generator is not None:
             self._learn_on(received.weights)
         update = super().train(received)
-        if self.settings.protection == "dp-sgd":
+        if self.settings.hides_with_noise:
             return replace(update, loss=fedavg.NOT_TOLD)  # it would tell what the noise hides
         return update
 
