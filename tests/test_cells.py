@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedmend.cells import Cell, Engine, Outcome, Telling, check_source, run_cells
+from fedmend.cells import Cell, Engine, Outcome, Telling, run_cells
 from fedmend.engines.base import Interrupted, Moment
 from fedmend.errors import SettingsError, UnknownNameError
 from fedmend.experiments import Source
@@ -204,7 +204,7 @@ def test_an_unknown_mode_of_evaluation_is_refused_at_once(tmp_path: Path, method
 
 @pytest.mark.parametrize("how", ["louvain", "leiden", "random", "column:column=hospital"])
 def test_sources_that_can_be_are_not(how: str) -> None:
-    check_source(replace(SOURCE, split=how))
+    replace(SOURCE, split=how).check()
 
 
 def test_cells_are_normal_run_folders(tmp_path: Path) -> None:

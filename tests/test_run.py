@@ -11,10 +11,9 @@ import pytest
 from fedmend.data.partition import Partition
 from fedmend.data.silo_folder import write_folder
 from fedmend.errors import DataError, SettingsError, UnknownNameError
-from fedmend.graph import Graph
 from fedmend.predictions import predict_folder
 from fedmend.run import train
-from tests.tiny import QUICK, comparable, same_weights, tiny_partition
+from tests.tiny import QUICK, comparable, rebuilt, same_weights, tiny_partition
 
 PARTITION = tiny_partition()
 
@@ -85,21 +84,8 @@ def test_seconds_and_phases_are_measured() -> None:
 
 def named(partition: Partition, names: list[str]) -> Partition:
     """The same silos with names for their features."""
-
-    def name(graph: Graph) -> Graph:
-        return Graph(
-            graph.x,
-            graph.edges,
-            graph.y,
-            train_mask=graph.train_mask,
-            val_mask=graph.val_mask,
-            test_mask=graph.test_mask,
-            node_ids=graph.node_ids,
-            label_names=graph.label_names,
-            feature_names=names,
-        )
-
-    return Partition({key: name(each) for key, each in partition.silos.items()}, "folders", None)
+    silos = {key: rebuilt(each, feature_names=names) for key, each in partition.silos.items()}
+    return Partition(silos, "folders", None)
 
 
 def test_features_of_other_names_or_order_are_not_predicted_with(tmp_path: Path) -> None:

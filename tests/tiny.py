@@ -32,6 +32,22 @@ def tiny_partition(silos: int = 3, nodes: int = 60, *, seed: int = 0) -> Partiti
     return split(tiny_graph(nodes, seed=seed), silos, "random", seed=seed)
 
 
+def rebuilt(graph: Graph, **changes: Any) -> Graph:
+    """The same graph with some of its parts exchanged."""
+    parts: dict[str, Any] = {
+        "x": graph.x,
+        "edges": graph.edges,
+        "y": graph.y,
+        "train_mask": graph.train_mask,
+        "val_mask": graph.val_mask,
+        "test_mask": graph.test_mask,
+        "node_ids": graph.node_ids,
+        "label_names": graph.label_names,
+        "feature_names": graph.feature_names,
+    }
+    return Graph(**{**parts, **changes})
+
+
 def reordered(partition: Partition) -> Partition:
     """The same silos, listed the other way round."""
     if partition.assignment is None:

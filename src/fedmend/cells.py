@@ -19,28 +19,15 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fedmend import methods
-from fedmend.data.datasets import DATASETS, check_options
 from fedmend.data.lean_igraph import process_is_ours
-from fedmend.data.masks import random_masks
-from fedmend.data.partition import Partition, split
-from fedmend.data.partitioners import check_split_options
+from fedmend.data.partition import Partition
 from fedmend.engines.base import Interrupted, Moment, Watch
 from fedmend.errors import FedmendError, FileFormatError, SettingsError, UnknownNameError
 from fedmend.evaluation.baselines import BASELINES, run_baseline
 from fedmend.evaluation.evaluate import MODES, check_mode
-from fedmend.experiments import (
-    DEFAULT_SPLIT,
-    Source,
-    is_cut,
-    is_folder,
-    parse_choice,
-    parse_ratio,
-)
+from fedmend.experiments import Source
 from fedmend.files import make_folder, read_json, storage_errors, write_json
-from fedmend.graph import Graph
 from fedmend.reports import record as records
 from fedmend.reuse import FinishedRuns, check_folders, take_over
 from fedmend.run import choose, configure, is_same_run, train
@@ -134,7 +121,7 @@ def check_cells(cells: Iterable[Cell]) -> None:
         source = cell.source
         cut = (source.dataset, source.silos, source.split, source.ratio)
         if cut not in cuts:
-            check_source(source)
+            source.check()
             cuts.add(cut)
         if cell.evaluation is not None and cell.evaluation not in MODES:
             raise UnknownNameError("evaluation mode", cell.evaluation, MODES)
@@ -142,38 +129,6 @@ def check_cells(cells: Iterable[Cell]) -> None:
             configure(cell.method, cell.settings)
         elif cell.settings:
             raise SettingsError(f"{cell.method} has no settings, got {', '.join(cell.settings)}")
-
-
-def check_source(source: Source) -> None:
-    """Refuse a dataset nobody knows, a split that cannot be made and shares that make no sense."""
-    ratio = parse_ratio(source.ratio)
-    if not is_folder(source.dataset):
-        _check_dataset(source.dataset)
-    elif is_cut(source.dataset):  # nothing more is cut
-        source.check()
-        random_masks(_smallest_graph(), ratio)
-        return
-    how, options = parse_choice(source.split or DEFAULT_SPLIT)
-    check_split_options(how, options)
-    if how == "column" and "column" in options:
-        options["column"] = ["anybody"]  # its values are in the data
-    # Cutting a graph of one node asks the splits themselves what they allow.
-    split(_smallest_graph(), 1, how, seed=0, ratio=ratio, **options)
-
-
-def _check_dataset(text: str) -> None:
-    name, options = parse_choice(text)
-    if name in DATASETS:
-        check_options(name, options)
-        return
-    if "/" in name or "." in name:
-        raise SettingsError(f"{text} is neither a folder nor the name of a dataset")
-    raise UnknownNameError("dataset", name, DATASETS)
-
-
-def _smallest_graph() -> Graph:
-    no_edges = torch.empty((2, 0), dtype=torch.long)
-    return Graph(torch.ones((1, 1)), no_edges, torch.zeros(1, dtype=torch.long))
 
 
 def check_out(cells: Iterable[Cell], out: Path) -> None:

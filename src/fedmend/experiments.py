@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedmend import methods, tracking
 from fedmend.data.datasets import DATASETS, check_options, load
-from fedmend.data.masks import has_roles, with_roles
+from fedmend.data.masks import has_roles, random_masks, with_roles
 from fedmend.data.partition import Partition, split
 from fedmend.data.partitioners import check_split_options
 from fedmend.engines.base import Watch
@@ -67,6 +69,22 @@ def is_cut(dataset: str) -> bool:
     return is_folder(dataset) and not list(Path(dataset).glob("nodes.*"))
 
 
+def parse_dataset(text: str) -> tuple[str, dict[str, Any]]:
+    """`csbm:nodes=1000` as a dataset's name and its options, which it must have."""
+    name, options = parse_choice(text)
+    if name not in DATASETS:
+        if "/" in name or "." in name:
+            raise SettingsError(f"{text} is neither a folder nor the name of a dataset")
+        raise UnknownNameError("dataset", name, DATASETS)
+    check_options(name, options)
+    return name, options
+
+
+def _smallest_graph() -> Graph:
+    no_edges = torch.empty((2, 0), dtype=torch.long)
+    return Graph(torch.ones((1, 1)), no_edges, torch.zeros(1, dtype=torch.long))
+
+
 @dataclass
 class Source:
     """Where silos come from: a dataset or a folder, and how it is cut.
@@ -106,9 +124,31 @@ class Source:
         return how_cut(self.dataset)
 
     def check(self) -> None:
-        """Refuse to call a folder of silos by another number or another split than it has."""
-        if not is_cut(self.dataset):
+        """Refuse what can be seen to be wrong without loading data.
+
+        That is a dataset nobody knows, a split that cannot be made, shares that make no sense.
+        """
+        ratio = parse_ratio(self.ratio)
+        if is_cut(self.dataset):  # nothing more is cut
+            self._check_cut()
+            random_masks(_smallest_graph(), ratio)
             return
+        if not is_folder(self.dataset):
+            parse_dataset(self.dataset)
+        how, options = self._split()
+        if how == "column" and "column" in options:
+            options["column"] = ["anybody"]  # its values are in the data
+        # Cutting a graph of one node asks the splits themselves what they allow.
+        split(_smallest_graph(), 1, how, seed=0, ratio=ratio, **options)
+
+    def _split(self) -> tuple[str, dict[str, Any]]:
+        how, options = parse_choice(self.split or DEFAULT_SPLIT)
+        # Before they become arguments, where `seed` or `silos` would stand twice.
+        check_split_options(how, options)
+        return how, options
+
+    def _check_cut(self) -> None:
+        """Refuse to call a folder of silos by another number or another split than it has."""
         silos, how = self.cut()
         named = how if self.split is None else parse_choice(self.split)[0]
         if self.silos not in (None, silos) or named != how:
@@ -120,11 +160,9 @@ class Source:
     def _cut(self, seed: int) -> Partition:
         ratio = parse_ratio(self.ratio)
         if is_cut(self.dataset):
-            self.check()
+            self._check_cut()
             return self._read_silos(ratio, seed)
-        how, options = parse_choice(self.split or DEFAULT_SPLIT)
-        # Before they become arguments, where `seed` or `silos` would stand twice.
-        check_split_options(how, options)
+        how, options = self._split()
         graph = self._graph(how, options)
         return split(graph, self.silos, how, seed=seed, ratio=ratio, **options)
 
@@ -149,12 +187,7 @@ class Source:
                 options["column"] = read_column(folder, column)
                 return read_folder(folder, columns_to_ignore=(column,))
             return read_folder(folder)
-        name, data_options = parse_choice(self.dataset)
-        if name not in DATASETS and ("/" in name or "." in name):
-            raise SettingsError(f"{self.dataset} is neither a folder nor the name of a dataset")
-        if name not in DATASETS:
-            raise UnknownNameError("dataset", name, DATASETS)
-        check_options(name, data_options)
+        name, data_options = parse_dataset(self.dataset)
         return load(name, data_root=self.data_root, download=self.download, **data_options)
 
     def as_dict(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tiny import reordered, tiny_graph
+from tests.tiny import rebuilt, reordered, tiny_graph
 from torch import Tensor
 
 from fedmend.data.partition import Partition, split
@@ -297,22 +297,7 @@ def test_split_refuses_settings_it_does_not_know() -> None:
 @pytest.mark.parametrize("sparse", [False, True])
 def test_the_content_hash_sees_what_the_hash_of_the_cut_does_not(sparse: bool) -> None:
     def cut(x: Tensor) -> Partition:
-        graph = tiny_graph()
-        if sparse:
-            x = x.to_sparse_csr()
-        return split(
-            Graph(
-                x,
-                graph.edges,
-                graph.y,
-                label_names=graph.label_names,
-                train_mask=graph.train_mask,
-                val_mask=graph.val_mask,
-                test_mask=graph.test_mask,
-            ),
-            3,
-            "random",
-        )
+        return split(rebuilt(tiny_graph(), x=x.to_sparse_csr() if sparse else x), 3, "random")
 
     ones = torch.eye(6).repeat(10, 1)
     one, same, moved, wider = (

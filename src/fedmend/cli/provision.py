@@ -38,7 +38,7 @@ def provision(
     if done.kept:
         console.print(f"Kept as they were: {', '.join(done.kept)}.", soft_wrap=True)
     if done.remark:
-        console.print(done.remark, soft_wrap=True, markup=False)
+        console.print(done.remark, soft_wrap=True)
     console.print(f"The first certificate expires on {done.expires:%Y-%m-%d}.")
     console.print(f"{out}/authority signs for everybody: keep it, and give it to nobody.")
     console.print("Hand every party its own folder over a safe channel, then:")

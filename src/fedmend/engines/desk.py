@@ -47,7 +47,7 @@ from fedmend.federation import (
     step_types,
     wire_name,
 )
-from fedmend.graph import Graph, hash_of_names, is_sparse
+from fedmend.graph import Graph, feature_arrays, hash_of_names
 from fedmend.methods import Method, find
 from fedmend.parts.randomness import DeployedSeed
 from fedmend.privacy.ledger import Kind, Ledger
@@ -421,10 +421,10 @@ class Desk:
         digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode())
         graph = self._data()
         digest.update(json.dumps([graph.label_names, graph.node_ids.astype(str).tolist()]).encode())
-        x = graph.x
-        features = (x.crow_indices(), x.col_indices(), x.values()) if is_sparse(x) else (x,)
+        for values in feature_arrays(graph.x):
+            digest.update(values.data)
         masks = (graph.train_mask, graph.val_mask, graph.test_mask)
-        for part in (*features, graph.rowptr, graph.col, graph.y, *masks):
+        for part in (graph.rowptr, graph.col, graph.y, *masks):
             digest.update(part.contiguous().numpy().data)
         if self._border is not None:
             digest.update(json.dumps(edge_digests(self._border, self.name, plan.run)).encode())
