@@ -9,7 +9,10 @@ import pytest
 from rich.console import Console, RenderableType
 
 from fedmend.data.partition import PartitionStatistics, SiloStatistics
-from fedmend.reports import tables
+from fedmend.evaluation.metrics import Share, Summary
+from fedmend.reports import bench_formats, studies, tables
+from fedmend.reports.benches import Block, Line
+from fedmend.reports.comparing import AgainstPublished, Paired
 
 KINDS = ("control", "counts", "framing", "gradients", "metrics", "pseudonyms", "sealed", "shares")
 METHODS = ("feddep-no-dgen", "feddep-no-proto")
@@ -97,3 +100,67 @@ def test_silos_of_a_cut_graph(width: int, count: int) -> None:
     assert "56789" in text
     assert "1 of 2" in text
     assert ("..." in text) == (count > tables.MOST_SILOS)
+
+
+def line(name: str, base: str) -> Line:
+    accuracy = Summary(0.8765, 0.01, 0.0123, 5)
+    return Line(
+        label=name,
+        method=name,
+        baseline=False,
+        seeds=(0, 1, 2, 3, 4),
+        failed=0,
+        accuracy=accuracy,
+        macro_f1=accuracy,
+        published=AgainstPublished(0.8543, 0.0045, 0.0222, 0.0067, "above"),
+        paired=None if name == base else Paired(name, base, accuracy, 0.03, 0.0321),
+        seconds=153.25,
+        sent="235.1 MB",
+        recovered=None if name == base else Share(0.64, 0.29, 1.31),
+        between=None,
+    )
+
+
+def block(silos: int) -> Block:
+    base = METHODS[0]
+    lines = tuple(line(name, base) for name in METHODS)
+    about = ("pubmed", "louvain", silos, base, "global-graph", "60/20/20", 0.2, 0.3, {0: "x"})
+    return Block(*about, lines, (), ("rows differ",))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_suite_names_every_row_and_figure(width: int) -> None:
+    text = drawn(bench_formats.terminal(block(3)), width)
+    figures = ("0.8765", "± 0.0123", "0.8543", "± 0.0045", "▲ +0.0222", "p 0.032", "64%", "131%)")
+    for wanted in (*METHODS, *figures, "153.2 s", "235.1 MB", "against", "published"):
+        assert wanted in text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_suites_side_by_side(width: int) -> None:
+    (overview,) = bench_formats.terminal_overviews([block(silos) for silos in (3, 5, 10)])
+    text = drawn(overview, width)
+    assert text.count("0.8765 ↑") == 3  # the base row has no mark
+    for wanted in METHODS:
+        assert wanted in text
+    heads = " ".join(text.split())
+    assert "pubmed, 3 silos" in heads or "pubmed, pubmed, pubmed, 3 5 10 louvain silos" in heads
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_study_of_many_methods(width: int) -> None:
+    accuracy = Summary(0.8765, 0.01, 0.0123, 5)
+    names = ("fedavg", "fedsage+", "feddep", *METHODS, "feddep-no-nfdp")
+    entries = [
+        studies.Entry(
+            *(value, float(value), name, name, (0, 1), accuracy, accuracy),
+            *(None if name == names[0] else accuracy, 1.0, 2.0, 3.0, 0.2),
+        )
+        for value in ("0.25", "0.75")
+        for name in names
+    ]
+    text = drawn(studies.table("How much is hidden", "hide", entries), width)
+    for figure in ("0.8765", "0.0123"):  # everywhere but in the base's differences
+        assert text.count(figure) == 2 * (2 * len(names) - 1)
+    for wanted in (*names, "0.25", "0.75"):
+        assert wanted in text

@@ -116,6 +116,7 @@ class HiFGLSettings(fedper.FedPerSettings):
     lr: float = config.setting(0.01, "step size", low=0.0)
     batch_size: int = config.setting(0, "without effect: every step takes all nodes", low=0)
     fan_out: int = config.setting(0, "without effect: every node hears all neighbours", low=0)
+    device: str = config.setting("cpu", "only cpu: secrets are whole numbers", choices=("cpu",))
     training: str = config.setting(
         "gradients", "how weights are learnt: " + ", ".join(TRAININGS), choices=TRAININGS
     )

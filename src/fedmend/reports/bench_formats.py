@@ -11,11 +11,11 @@ from typing import Any
 
 from rich import box
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from fedmend.evaluation.metrics import Share, Summary
 from fedmend.reports.benches import Block, Line
+from fedmend.reports.layouts import FirstThatFits, across_or_below
 
 SURE = 0.05
 """Below this adjusted p a row counts as different from the base row."""
@@ -159,32 +159,28 @@ def notes(blocks: Sequence[Block]) -> list[str]:
 
 def terminal(block: Block) -> Group:
     """For the terminal; warnings in front, since they decide whether to read on."""
-    table = Table(box=box.SIMPLE_HEAD)
     heads = ["row", "ours", "published", "difference", f"against {block.base}", "recovered", "cost"]
     rows = [_stacked(line) for line in block.lines]
     shown = [i for i in range(len(heads)) if i < 2 or any(row[i] for row in rows)]
-    for i in shown:
-        table.add_column(heads[i], justify="left" if i == 0 else "right")
     colours = {"▲": "green", "▼": "red"}
-    for row in rows:
-        table.add_row(*(Text(row[i], style=colours.get(row[i][:1], "")) for i in shown))
+    coloured = [[Text(row[i], style=colours.get(row[i][:1], "")) for i in shown] for row in rows]
     parts: list[Any] = [Text(block.title, style="bold"), Text(block.about, style="dim")]
     parts += [Text(f"Warning: {each}", style="bold red") for each in block.warnings]
+    table = across_or_below([heads[i] for i in shown], coloured, lines=box.SIMPLE_HEAD)
     return Group(*parts, table)
 
 
-def terminal_overviews(blocks: Sequence[Block]) -> list[Table]:
+def terminal_overviews(blocks: Sequence[Block]) -> list[FirstThatFits]:
     """For the terminal, a table per dataset."""
-    found = []
-    for each in overviews(blocks, by_dataset=True):
-        table = Table(box=box.SIMPLE_HEAD)
-        for i, head in enumerate(each.heads):
-            table.add_column(head, justify="left" if i == 0 else "right")
-        colours = {"↑": "green", "↓": "red"}
-        for row in each.rows:
-            table.add_row(*(Text(text, style=colours.get(text[-1:], "")) for text in row))
-        found.append(table)
-    return found
+    colours = {"↑": "green", "↓": "red"}
+    return [
+        across_or_below(
+            each.heads,
+            [[Text(text, style=colours.get(text[-1:], "")) for text in row] for row in each.rows],
+            lines=box.SIMPLE_HEAD,
+        )
+        for each in overviews(blocks, by_dataset=True)
+    ]
 
 
 def _stacked(line: Line) -> list[str]:
@@ -195,7 +191,9 @@ def _stacked(line: Line) -> list[str]:
     if p:
         figure, _, interval = two[3].partition("\n")
         two[3] = f"{figure}\n{interval}\np {p}"
-    return [name, *two, won.replace(" (", "\n("), f"{seconds} s\n{sent}" if seconds else ""]
+    won = won.replace(" (", "\n(").replace("to ", "to\n")
+    sent = sent.replace(" data", "\ndata")
+    return [name, *two, won, f"{seconds} s\n{sent}" if seconds else ""]
 
 
 def markdown(blocks: Sequence[Block]) -> str:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from fedmend.evaluation.metrics import Summary
 from fedmend.files import replacing
 from fedmend.reports.comparing import paired
+from fedmend.reports.layouts import across_or_below
 from fedmend.reports.summary import summarise_runs
 from fedmend.reports.tables import figure
 
@@ -91,16 +91,12 @@ def table(title: str, varies: str, entries: Sequence[Entry], missing: str = "fai
     names = list(dict.fromkeys(each.method for each in entries))
     values = list(dict.fromkeys(each.value for each in entries))
     by_place = {(each.value, each.method): each for each in entries}
-    drawn = Table()
-    drawn.add_column(varies)
-    for name in names:
-        drawn.add_column(name, justify="right")
+    rows = []
     for value in values:
-        row = [value]
-        for name in names:
-            each = by_place[value, name]
-            row.append(_words(each, missing) + _signed(each.difference))
-        drawn.add_row(*row)
+        places = [by_place[value, name] for name in names]
+        found = (_words(each, missing) + _signed(each.difference) for each in places)
+        rows.append([value, *found])
+    drawn = across_or_below([varies, *names], rows)
     words = []
     if any(each.difference for each in entries):
         words.append(f"Δ is the difference to {names[0]}, paired by seed and split")

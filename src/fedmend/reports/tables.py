@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from fedmend.data.partition import PartitionStatistics
 from fedmend.evaluation.metrics import Summary
+from fedmend.reports.layouts import (
+    FirstThatFits,
+    across_or_below,
+    figures_table,
+    one_below_the_other,
+)
 from fedmend.reports.summary import MethodSummary, paired_difference, summarise_runs
 
 MOST_SILOS = 12
 """With more silos than this, a table shows the extremes and the total instead of every one."""
-
-_ROOMY = 10_000
-"""Columns of a console on which every table has the width it would like."""
 
 Record = Mapping[str, Any]
 
@@ -68,43 +67,6 @@ def headline(runs: Sequence[Record]) -> Text:
     return Text.assemble((summary.method, "bold"), "\n".join(lines))
 
 
-@dataclass(frozen=True)
-class FirstThatFits:
-    """The same figures in several layouts; drawn is the first that the console has room for."""
-
-    layouts: Sequence[Table]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        roomy = options.update(max_width=_ROOMY)
-        for table in self.layouts[:-1]:
-            if Measurement.get(console, roomy, table).maximum <= options.max_width:
-                yield table
-                return
-        yield self.layouts[-1]
-
-
-def _table(title: str, caption: str | None, heads: Sequence[str]) -> Table:
-    """A table of names and figures; folded where nothing else helps, but never cut short."""
-    table = Table(title=title, title_justify="left", title_style="bold", caption=caption)
-    for i, head in enumerate(heads):
-        table.add_column(head, justify="right" if i else "left", overflow="fold")
-    return table
-
-
-def _one_below_the_other(
-    title: str, caption: str | None, heads: Sequence[str], rows: Sequence[Sequence[str]]
-) -> Table:
-    """A row's figures below its name, each with its head: the layout that needs least room."""
-    table = _table(title, caption, (heads[0], ""))
-    for name, *figures in rows:
-        table.add_row(name, "")
-        for head, text in zip(heads[1:], figures, strict=True):
-            if text:
-                table.add_row(f"  {head}", text)
-        table.add_section()
-    return table
-
-
 def what_left(run: Record) -> FirstThatFits | str:
     """The table "what left each silo" of one run, by kind of content."""
     if run["pooled"]:
@@ -127,17 +89,18 @@ def what_left(run: Record) -> FirstThatFits | str:
         sums = [human_bytes(sum(each.get(kind, 0) for each in left.values())) for kind in kinds]
         rows.append([f"all {len(left)}", *sums, human_bytes(sum(totals.values()))])
     heads = ["silo", *kinds, "total"]
-    down = _table(title, caption, heads)
+    down = figures_table(heads, title=title, caption=caption)
     for i, row in enumerate(rows):
         if i == len(shown):
             down.add_section()
         down.add_row(*row)
-    across = _table(title, caption, ["", *(row[0] for row in rows)])
+    across = figures_table(["", *(row[0] for row in rows)], title=title, caption=caption)
     for i, head in enumerate(heads[1:], start=1):
         if head == "total":
             across.add_section()
         across.add_row(head, *(row[i] for row in rows))
-    return FirstThatFits([down, across, _one_below_the_other(title, caption, heads, rows)])
+    narrow = one_below_the_other(heads, rows, title=title, caption=caption)
+    return FirstThatFits([down, across, narrow])
 
 
 def comparison(found: Mapping[str, Sequence[Record]]) -> FirstThatFits:
@@ -159,13 +122,17 @@ def comparison(found: Mapping[str, Sequence[Record]]) -> FirstThatFits:
         if len(found) > 1:
             row.append("" if name == base_name else _difference(runs, base))
         rows.append([*row, f"{summary.seconds.mean:.1f}", sent(summary)])
-    wide = _table(title, caption, heads)
     two_lines = {f"against {base_name}": f"against\n{base_name}", heads[-1]: "left the\nsilos"}
-    stacked = _table(title, caption, [two_lines.get(head, head) for head in heads])
-    for row in rows:
-        wide.add_row(*row)
-        stacked.add_row(*(text.replace(" ±", "\n±") for text in row))
-    return FirstThatFits([wide, stacked, _one_below_the_other(title, caption, heads, rows)])
+    stacked = [[text.replace(" ±", "\n±") for text in row] for row in rows]
+    return FirstThatFits(
+        [
+            figures_table(heads, rows, title=title, caption=caption),
+            figures_table(
+                [two_lines.get(each, each) for each in heads], stacked, title=title, caption=caption
+            ),
+            one_below_the_other(heads, rows, title=title, caption=caption),
+        ]
+    )
 
 
 def _difference(runs: Sequence[Record], base: Sequence[Record]) -> str:
@@ -187,10 +154,7 @@ def partition_table(statistics: PartitionStatistics) -> FirstThatFits:
         rows.append([silo.name, *map(str, counts), f"{classes} of {len(silo.labels)}"])
     if len(shown) < len(statistics.per_silo):
         rows.append(["...", *[""] * 6])
-    table = _table("Silos", None, heads)
-    for row in rows:
-        table.add_row(*row)
-    return FirstThatFits([table, _one_below_the_other("Silos", None, heads, rows)])
+    return across_or_below(heads, rows, title="Silos")
 
 
 def partition_row(statistics: PartitionStatistics) -> str:
