@@ -25,7 +25,15 @@ from fedmend.methods.fedper import FedPerSettings, is_shared
 from fedmend.models.backbones import BACKBONES
 from fedmend.reports.record import read_run
 from fedmend.run import Result, choose_model, predict_with, train
-from tests.tiny import QUICK, comparable, reordered, same_weights, tiny_graph, tiny_partition
+from tests.tiny import (
+    QUICK,
+    comparable,
+    rebuilt,
+    reordered,
+    same_weights,
+    tiny_graph,
+    tiny_partition,
+)
 
 PARTITION = tiny_partition()
 SETTINGS: dict[str, Any] = {**QUICK, "dropout": 0.2}
@@ -329,13 +337,9 @@ def conspicuous() -> Partition:
     graph = tiny_graph(45)
     x = graph.x.clone()
     x[:, 0] = torch.arange(45) * 1.0e7 + 12345.678
-    named = Graph(
-        x,
-        graph.edges,
-        graph.y,
-        train_mask=graph.train_mask,
-        val_mask=graph.val_mask,
-        test_mask=graph.test_mask,
+    named = rebuilt(
+        graph,
+        x=x,
         node_ids=[f"patient-{number:05d}" for number in range(45)],
         label_names=["diagnosis-a", "diagnosis-b", "diagnosis-c"],
         feature_names=[f"lab-value-{number}" for number in range(6)],

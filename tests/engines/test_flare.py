@@ -44,7 +44,7 @@ from fedmend.privacy.ledger import Ledger
 from fedmend.privacy.policy import Policy
 from fedmend.reports.record import read_run
 from fedmend.run import Result, train
-from tests.tiny import QUICK, same_weights, tiny_partition
+from tests.tiny import QUICK, rebuilt, same_weights, tiny_partition
 
 PARTITION = tiny_partition()
 SETTINGS: dict[str, Any] = {**QUICK, "dropout": 0.2}
@@ -513,24 +513,12 @@ def test_another_graph_is_another_silo(place: Place) -> None:
     watch.on_round = lambda _: setattr(watch, "stop_requested", True)
     with pytest.raises(Interrupted):
         place.run("fedavg", watch=watch)
-    changed = {**PARTITION.silos, "silo-1": with_other_features(PARTITION.silos["silo-1"])}
+    silo = PARTITION.silos["silo-1"]
+    changed = {**PARTITION.silos, "silo-1": rebuilt(silo, x=silo.x + 1)}
     place.silos = Partition(changed, "by hand", None)
     place.start(*NAMES)
     record = place.run("fedavg", resume=True)
     assert any("silo-1 was lost" in sentence for sentence in record["said"])
-
-
-def with_other_features(graph: Graph) -> Graph:
-    return Graph(
-        graph.x + 1,
-        graph.edges,
-        graph.y,
-        train_mask=graph.train_mask,
-        val_mask=graph.val_mask,
-        test_mask=graph.test_mask,
-        node_ids=graph.node_ids,
-        label_names=graph.label_names,
-    )
 
 
 # The handshake
@@ -538,25 +526,8 @@ def with_other_features(graph: Graph) -> Graph:
 
 def odd_silo(**changes: Any) -> Partition:
     """silo-1's graph differs; a `Partition` would refuse it, as somebody sees all silos there."""
-    graph = PARTITION.silos["silo-1"]
-    values: dict[str, Any] = {
-        "x": graph.x,
-        "label_names": graph.label_names,
-        "feature_names": graph.feature_names,
-        **changes,
-    }
-    other = Graph(
-        values["x"],
-        graph.edges,
-        graph.y,
-        train_mask=graph.train_mask,
-        val_mask=graph.val_mask,
-        test_mask=graph.test_mask,
-        label_names=values["label_names"],
-        feature_names=values["feature_names"],
-    )
     partition = Partition(dict(PARTITION.silos), "by hand", None)
-    partition.silos["silo-1"] = other
+    partition.silos["silo-1"] = rebuilt(PARTITION.silos["silo-1"], **changes)
     return partition
 
 
@@ -581,14 +552,7 @@ def test_silos_that_do_not_fit_are_named(
 def test_names_of_features_are_compared_without_telling_them(tmp_path: Path) -> None:
     names = [tuple(f"{letter}{n}" for n in range(6)) for letter in "ab"]
     partition = odd_silo(feature_names=names[0])
-    graph = PARTITION.silos["silo-2"]
-    partition.silos["silo-2"] = Graph(
-        graph.x,
-        graph.edges,
-        graph.y,
-        label_names=graph.label_names,
-        feature_names=names[1],
-    )
+    partition.silos["silo-2"] = rebuilt(PARTITION.silos["silo-2"], feature_names=names[1])
     place = Place(tmp_path, partition)
     with pytest.raises(FederationError, match=r"silo-1 and silo-2 .* name their 6 features") as why:
         place.run("fedavg")

@@ -16,7 +16,7 @@ from fedmend.graph import Graph
 from fedmend.methods import METHODS
 from fedmend.models.backbones import ModelShape, build
 from fedmend.run import Result, train
-from tests.tiny import QUICK, same_weights, tiny_graph, tiny_partition
+from tests.tiny import QUICK, rebuilt, same_weights, tiny_graph, tiny_partition
 
 PARTITION = tiny_partition()
 SHAPE = ModelShape("sage", 6, 3, hidden=8, layers=2, heads=1, dropout=0.5)
@@ -159,16 +159,7 @@ def with_other_test_labels(partition: Partition) -> Partition:
 
     def relabelled(graph: Graph) -> Graph:
         y = torch.where(graph.test_mask, (graph.y + 1) % 3, graph.y)
-        return Graph(
-            graph.x,
-            graph.edges,
-            y,
-            train_mask=graph.train_mask,
-            val_mask=graph.val_mask,
-            test_mask=graph.test_mask,
-            node_ids=graph.node_ids,
-            label_names=graph.label_names,
-        )
+        return rebuilt(graph, y=y)
 
     silos = {name: relabelled(graph) for name, graph in partition.silos.items()}
     assert partition.whole is not None

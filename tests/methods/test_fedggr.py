@@ -42,7 +42,7 @@ from fedmend.models.learned_graph import LearnedGraph, Pairs
 from fedmend.parts.neighbour_search import nearest_neighbours
 from fedmend.parts.randomness import HidingNoise
 from fedmend.run import Result, predict_remembering, train
-from tests.tiny import same_weights, tiny_graph, tiny_partition
+from tests.tiny import rebuilt, same_weights, tiny_graph, tiny_partition
 
 SMALL: dict[str, Any] = {
     "rounds": 3,
@@ -266,16 +266,7 @@ def test_more_neighbours_than_nodes() -> None:
 
 
 def with_features(x: Tensor) -> Partition:
-    graph = tiny_graph(60)
-    same = Graph(
-        x,
-        graph.edges,
-        graph.y,
-        train_mask=graph.train_mask,
-        val_mask=graph.val_mask,
-        test_mask=graph.test_mask,
-        label_names=graph.label_names,
-    )
+    same = rebuilt(tiny_graph(60), x=x)
     assignment = np.arange(60) % 3
     silos = {
         f"silo-{number}": same.subgraph(torch.from_numpy(np.flatnonzero(assignment == number)))

@@ -16,7 +16,7 @@ from fedmend.federation import Nothing, Schema
 from fedmend.graph import Graph
 from fedmend.methods.fedsage_plus import FedSagePlusSettings, NeighGen, Silo
 from fedmend.run import Result, train
-from tests.tiny import QUICK, same_weights, tiny_graph, tiny_partition
+from tests.tiny import QUICK, rebuilt, same_weights, tiny_graph, tiny_partition
 
 PARTITION = tiny_partition()
 SMALL: dict[str, Any] = {
@@ -215,15 +215,7 @@ def test_generator_learns() -> None:
 
 def test_sparse_features_are_mended_as_dense_ones_are() -> None:
     graph = tiny_graph(40, sparse=True)
-    dense = Graph(
-        graph.x.to_dense(),
-        graph.edges,
-        graph.y,
-        train_mask=graph.train_mask,
-        val_mask=graph.val_mask,
-        test_mask=graph.test_mask,
-        label_names=graph.label_names,
-    )
+    dense = rebuilt(graph, x=graph.x.to_dense())
     made = []
     for each in (graph, dense):
         silo = silo_of(each)
@@ -240,19 +232,6 @@ def by_hand(*graphs: Graph) -> Partition:
     return Partition({f"silo-{i}": graph for i, graph in enumerate(graphs)}, "by hand", None)
 
 
-def changed(graph: Graph, **others: Any) -> Graph:
-    given: dict[str, Any] = {
-        "x": graph.x,
-        "edges": graph.edges,
-        "y": graph.y,
-        "train_mask": graph.train_mask,
-        "val_mask": graph.val_mask,
-        "test_mask": graph.test_mask,
-        "label_names": graph.label_names,
-    }
-    return Graph(**{**given, **others})
-
-
 def hard_silos() -> dict[str, Graph]:
     graph = tiny_graph(24)
     alone = graph.edges[:, (graph.edges != 0).all(0)]
@@ -261,13 +240,13 @@ def hard_silos() -> dict[str, Graph]:
     roles[1][4] = roles[2][5] = True
     one_class = graph.y == 0
     return {
-        "no edges at all": changed(graph, edges=np.zeros((2, 0), dtype=np.int64)),
-        "an isolated node": changed(graph, edges=alone),
-        "one training node": changed(
+        "no edges at all": rebuilt(graph, edges=np.zeros((2, 0), dtype=np.int64)),
+        "an isolated node": rebuilt(graph, edges=alone),
+        "one training node": rebuilt(
             graph, **dict(zip(("train_mask", "val_mask", "test_mask"), roles, strict=True))
         ),
         "a missing class": graph.subgraph(torch.nonzero(~one_class)[:, 0]),
-        "two nodes": changed(
+        "two nodes": rebuilt(
             tiny_graph(24).subgraph(torch.tensor([0, 1])),
             train_mask=torch.tensor([True, False]),
             val_mask=None,

@@ -27,7 +27,7 @@ from fedmend.parts.who_hears_whom import BACKWARD, FORWARD, INPUT, LAST
 from fedmend.privacy.gaussian import gaussian_epsilon
 from fedmend.privacy.masks import MaskGenerator
 from fedmend.run import train
-from tests.tiny import same_weights, tiny_graph
+from tests.tiny import rebuilt, same_weights, tiny_graph
 
 OPEN: dict[str, Any] = {"min_neighbours": 1, "input_min_neighbours": 1}
 FIVE: dict[str, Any] = {"rounds": 5, "hidden": 8, "lr": 0.05}
@@ -367,15 +367,7 @@ def test_overflowing_features_are_an_error() -> None:
     graph = without_validation()
     x = graph.x.clone()
     x[7, 2] = 3e9
-    loud = Graph(
-        x,
-        graph.edges,
-        graph.y,
-        train_mask=graph.train_mask,
-        test_mask=graph.test_mask,
-        label_names=graph.label_names,
-    )
-    observed = Observed(split(loud, 3, "random", seed=0), **OPEN)
+    observed = Observed(split(rebuilt(graph, x=x), 3, "random", seed=0), **OPEN)
     with pytest.raises(FederationError, match=r"silo-\d has a value of size .*fraction_bits"):
         observed.run()
     loudest = [step for step, *_ in observed.asked if step == "speak_features"]
