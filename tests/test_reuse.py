@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from fedmend.cells import Cell, Engine, Telling, run_cells
-from fedmend.errors import SettingsError
+from fedmend.errors import FileFormatError, SettingsError
 from fedmend.experiments import Source
+from fedmend.reports import figures
 from fedmend.reports.record import read_run
 from tests.tiny import QUICK
 
@@ -122,3 +123,58 @@ def test_a_folder_that_is_not_there_is_said_before_anything_runs(tmp_path: Path)
     with pytest.raises(SettingsError, match="there is no such folder"):
         run_cells([HERE], tmp_path / "out", Engine(reuse=(tmp_path / "nowhere",)))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def kept(tmp_path: Path, elsewhere: Path) -> Path:
+    """A folder with a run's figures and without the run."""
+    record = json.loads((elsewhere / THERE.name / "record.json").read_text())
+    figures.write(tmp_path / "kept" / "some.jsonl", {THERE.name: record})
+    return tmp_path / "kept"
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_kept_figures_are_taken_over(tmp_path: Path, kept: Path, jobs: int) -> None:
+    engine = Engine(jobs=jobs, workers=1, reuse=(kept,))
+    ran, record = rounds_of(HERE, tmp_path / "out", engine)
+    assert ran == 0
+    (figure,) = figures.read(kept / "some.jsonl").values()
+    assert record == figure
+    # The next call finds them in the cell's folder, which is not taken for a run.
+    assert rounds_of(HERE, tmp_path / "out", Engine(workers=1)) == (0, figure)
+    with pytest.raises(FileFormatError):
+        read_run(tmp_path / "out" / HERE.name)
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_figures_of_another_run_are_not(tmp_path: Path, kept: Path, what: str) -> None:
+    cell = OTHER[what](HERE)
+    assert rounds_of(cell, tmp_path / "out", Engine(workers=1, reuse=(kept,)))[0]
+
+
+def test_a_whole_run_comes_before_its_figures(tmp_path: Path, kept: Path, elsewhere: Path) -> None:
+    rounds_of(HERE, tmp_path / "out", Engine(workers=1, reuse=(kept,)))
+    engine = Engine(workers=1, reuse=(kept, elsewhere))
+    ran, record = rounds_of(HERE, tmp_path / "out", engine)
+    assert ran == 0
+    assert read_run(tmp_path / "out" / HERE.name).record == record
+
+
+def test_figures_of_other_settings_in_a_cells_folder_are_not_its_own(
+    tmp_path: Path, kept: Path
+) -> None:
+    rounds_of(HERE, tmp_path / "out", Engine(workers=1, reuse=(kept,)))
+    other = replace(HERE, settings={**QUICK, "lr": 0.5})
+    ran, record = rounds_of(other, tmp_path / "out", Engine(workers=1))
+    assert ran
+    assert record["settings"]["lr"] == 0.5
+
+
+def test_damaged_figures_are_said_before_anything_runs(tmp_path: Path, kept: Path) -> None:
+    path = kept / "some.jsonl"
+    path.write_text(path.read_text().replace('"pooled":false', '"pooled":7'))
+    with pytest.raises(FileFormatError, match="pooled is wrong"):
+        run_cells([HERE], tmp_path / "out", Engine(reuse=(kept,)))
+    assert not (tmp_path / "out").exists()
+    path.write_text("some other lines\n")  # not ours: it may be anything
+    assert rounds_of(HERE, tmp_path / "out", Engine(workers=1, reuse=(kept,)))[0]

@@ -29,7 +29,7 @@ from fedmend.evaluation.evaluate import MODES, check_mode
 from fedmend.experiments import Source
 from fedmend.files import make_folder, read_json, storage_errors, write_json
 from fedmend.reports import record as records
-from fedmend.reuse import FinishedRuns, check_folders, take_over
+from fedmend.reuse import FinishedRuns, check_folders, kept_figures, take_over
 from fedmend.run import choose, configure, is_same_run, train
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Engine:
     threads: int = 1
     checkpoint_every: int = 10
     reuse: tuple[Path, ...] = ()
-    """Folders whose finished runs are taken over where a cell is the same run."""
+    """Folders whose finished runs, or kept figures, are taken over where a cell is the same run."""
 
 
 def _nothing(*_: Any) -> None:
@@ -152,11 +152,7 @@ def _holds_another_run(cell: Cell, folder: Path, kept: _Kept) -> bool:
         return False  # there is none, or none that can be read: the cell itself tells
     if not isinstance(record, dict):
         return False
-    chosen, config = choose(cell.method, cell.settings)
-    wanted = {"method": chosen.name, "settings": asdict(config), "seed": cell.seed}
-    if cell.evaluation is not None:
-        wanted["evaluation"] = cell.evaluation
-    if any(record.get(key) != value for key, value in wanted.items()):
+    if is_of_other_settings(cell, record):
         return True
     source = cell.source
     cut = {
@@ -172,6 +168,17 @@ def _holds_another_run(cell: Cell, folder: Path, kept: _Kept) -> bool:
         return False  # the cell itself will fail, and stop no other
     run = (cell.method, cell.settings, silos, cell.seed, cell.evaluation)
     return not is_same_run(record, *run)
+
+
+def is_of_other_settings(cell: Cell, record: Mapping[str, Any]) -> bool:
+    """Whether a record cannot be this cell's, as far as that shows without loading its data."""
+    wanted: Record = {"method": cell.method, "settings": {}, "seed": cell.seed}
+    if cell.method not in BASELINES:
+        chosen, config = choose(cell.method, cell.settings)
+        wanted |= {"method": chosen.name, "settings": asdict(config)}
+    if cell.evaluation is not None:
+        wanted["evaluation"] = cell.evaluation
+    return any(record.get(key) != value for key, value in wanted.items())
 
 
 def _another_run(folder: Path) -> SettingsError:
@@ -208,7 +215,7 @@ def run_cell(cell: Cell, out: Path, kept: _Kept, engine: Engine, watch: Watch) -
     folder = out / cell.name
     silos = kept.split(cell.source).partition(cell.seed)
     if cell.method in BASELINES:
-        return _baseline(cell, silos, folder)
+        return _baseline(cell, silos, folder, kept.finished)
     wanted = (cell.method, cell.settings, silos, cell.seed, cell.evaluation)
     if not (folder / records.RECORD).exists():
         elsewhere = kept.finished.find(*wanted)
@@ -219,6 +226,9 @@ def run_cell(cell: Cell, out: Path, kept: _Kept, engine: Engine, watch: Watch) -
         if is_same_run(record, *wanted):
             return record
         raise _another_run(folder)
+    kept_of_it = kept_figures(folder)
+    if kept_of_it is not None and is_same_run(kept_of_it, *wanted):
+        return kept_of_it
     train(
         cell.method,
         silos,
@@ -240,13 +250,12 @@ def run_cell(cell: Cell, out: Path, kept: _Kept, engine: Engine, watch: Watch) -
     return made
 
 
-def _baseline(cell: Cell, silos: Partition, folder: Path) -> Record:
+def _baseline(cell: Cell, silos: Partition, folder: Path, finished: FinishedRuns) -> Record:
     """A baseline's record: of a run's, what tables read. It is no run: nothing can be predicted."""
     started = time.perf_counter()
     mode = cell.evaluation or ("own-subgraph" if silos.whole is None else "global-graph")
     check_mode(mode, silos, predict_together=True)  # it uses no edges, between silos or within
     what: Record = {
-        "format": "fedmend baseline 1",
         "method": cell.method,
         "settings": {},
         "seed": cell.seed,
@@ -259,8 +268,12 @@ def _baseline(cell: Cell, silos: Partition, folder: Path) -> Record:
         kept: Record = read_json(path)
         if all(kept.get(key) == value for key, value in what.items()):
             return kept
+    elsewhere = finished.baseline(what, silos)
+    if elsewhere is not None:
+        return elsewhere
     scores = run_baseline(cell.method, silos, mode)
     made = {
+        "format": "fedmend baseline 1",
         **what,
         "dataset": cell.source.dataset,
         "data": asdict(silos.statistics()),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-import platform
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -385,7 +384,7 @@ def make_record(
             "phases": phases,
             "steps": engine.timings.steps,
             "peak_memory_mb": records.peak_memory_mb(),
-            "machine": platform.machine(),
+            "machine": records.machine(),
         },
     }
 

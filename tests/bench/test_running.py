@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedmend.bench import Suite, parse
-from fedmend.bench.running import BenchPlan, run_bench, update_page
+from fedmend.bench.running import BenchPlan, run_bench
 from fedmend.cells import Engine, Outcome, Telling
-from fedmend.errors import FileFormatError
 from fedmend.evaluation.metrics import Share
 from fedmend.reports import bench_formats
 from fedmend.reports.benches import Block
@@ -182,23 +181,3 @@ def test_what_failed_or_has_not_run_is_shown_as_such(plan: BenchPlan) -> None:
     assert "failed (1)" in bench_formats.markdown([block])
     assert "nothing has finished yet" in block.about
     assert plan.place_of(name) == place
-
-
-def test_a_page_of_several_suites(
-    plan: BenchPlan, done: tuple[list[Block], Path], tmp_path: Path
-) -> None:
-    blocks, _ = done
-    page = tmp_path / "results.md"
-    update_page(page, plan, blocks)
-    other = BenchPlan(replace(plan.suite, name="other", about="another"), {})
-    update_page(page, other, blocks)
-    before = page.read_text()
-    update_page(page, plan, blocks)
-    assert page.read_text() == before
-    assert before.startswith("# Results")
-    assert before.count("## mine") == before.count("## other") == 1
-    assert "2 seeds (0 to 1)" in before
-    assert "torch" in before
-    page.write_text(before.replace("<!-- end of mine -->", ""))
-    with pytest.raises(FileFormatError, match="marks of suite mine"):
-        update_page(page, plan, blocks)

@@ -145,3 +145,23 @@ def test_the_runs_of_another_suite_are_taken_over(fedmend: Command, tmp_path: Pa
     wrong = fedmend("bench", "other.toml", "--out", "three", "--reuse", "nowhere", *options)
     assert wrong.returncode == 2
     assert "nowhere: there is no such folder" in wrong.stderr
+
+
+def test_a_suite_that_is_run_in_parts_is_one_section(fedmend: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(SUITE.replace(', "csbm:nodes=2,classes=2"', ""))
+    page = ("--page", "page.md", "--workers", "1")
+    for row in ("fedavg", "local"):
+        done = fedmend("bench", "mine.toml", "--rows", row, "--out", row, *page)
+        assert done.returncode == 0, done.stderr
+    text = (tmp_path / "page.md").read_text()
+    assert text.count("| fedavg |") == text.count("| local |") == 1
+    # What is kept is enough for the whole table; nothing is run for it.
+    done = fedmend("bench", "mine.toml", "--out", "b", "--reuse", "page-figures", *page)
+    assert done.returncode == 0, done.stderr
+    assert not list((tmp_path / "b").rglob("record.json"))
+    assert (tmp_path / "page.md").read_text() == text
+    done = fedmend("bench", "mine.toml", "--rows", "local", "--rounds", "3", "--out", "c", *page)
+    assert done.returncode == 2
+    assert "page-figures/mine.jsonl holds figures of other settings" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "c").exists()

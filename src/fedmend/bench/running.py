@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,13 +11,13 @@ from typing import Any
 from fedmend import methods
 from fedmend.bench import Row, Suite, published_figure
 from fedmend.cells import Cell, Engine, Outcome, Telling, known_settings, run_cells
-from fedmend.errors import FileFormatError, SettingsError, UnknownNameError
+from fedmend.errors import SettingsError, UnknownNameError
 from fedmend.evaluation.baselines import BASELINES
 from fedmend.experiments import Source, is_cut
 from fedmend.files import write_bytes, write_json
 from fedmend.reports import bench_formats, benches
 from fedmend.reports.benches import Block, Given
-from fedmend.reports.record import versions
+from fedmend.reports.record import machine, versions
 
 MLP = Row("mlp", "global", "", {"backbone": "mlp"})
 """The features-only network that every table carries, beside the two of `BASELINES`."""
@@ -186,63 +183,6 @@ def conditions() -> dict[str, Any]:
     """Machine, versions and date: what a table of figures must state."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "machine": machine(),
         "versions": versions(),
     }
-
-
-# A page that several suites write together: each has its section between two marks.
-
-
-def _marks(suite: Suite) -> tuple[str, str]:
-    return f"<!-- suite {suite.name} -->", f"<!-- end of {suite.name} -->"
-
-
-def read_page(path: Path, suite: Suite) -> str:
-    """The page as it is, or a new one; an error if the suite's section could not be written."""
-    if path.is_dir():
-        raise SettingsError(f"--page {path} is a folder: name a file")
-    there = next(parent for parent in path.absolute().parents if parent.exists())
-    if not there.is_dir():
-        raise SettingsError(f"--page {path} cannot be written: {there} is a file, not a folder")
-    if not path.exists():
-        return "# Results\n\nWritten by `fedmend bench SUITE --page`; see `fedmend bench`.\n"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise FileFormatError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise FileFormatError(f"{path} is not a text file: {error}") from error
-    first, last = _marks(suite)
-    if text.count(first) > 1 or text.count(first) != text.count(last):
-        raise FileFormatError(f"{path}: the marks of suite {suite.name} do not match; mend them")
-    return text
-
-
-def update_page(path: Path, plan: BenchPlan, blocks: list[Block]) -> None:
-    """Write the suite's section of a Markdown page, leaving the others as they are."""
-    suite = plan.suite
-    found = conditions()
-    named = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    section = "\n".join(
-        [
-            f"## {suite.name}",
-            "",
-            f"{suite.about}.",
-            "",
-            f"`fedmend bench {suite.name}`: {suite.seeds} seeds (0 to {suite.seeds - 1}), "
-            f"{found['date']}; {found['machine']}; {named}.",
-            "",
-            bench_formats.markdown(blocks),
-        ]
-    )
-    first, last = _marks(suite)
-    text = read_page(path, suite)
-    whole = f"{first}\n{section}\n{last}"
-    if first in text:
-        text = re.sub(
-            f"{re.escape(first)}.*?{re.escape(last)}", lambda _: whole, text, flags=re.DOTALL
-        )
-    else:
-        text = f"{text.rstrip()}\n\n{whole}\n"
-    write_bytes(path, text.encode())

@@ -41,7 +41,7 @@ def bench(
     checkpoint_every: common.CheckpointOption = 10,
     data_root: common.DataRootOption = None,
     page: Annotated[
-        Path | None, typer.Option("--page", help="A Markdown page to write the suite's part of.")
+        Path | None, typer.Option("--page", help="A Markdown page to add the results to.")
     ] = None,
     json: common.JsonOption = False,
 ) -> None:
@@ -56,7 +56,8 @@ def bench(
             ]
         )
         return
-    chosen = suites.find(suite).only(
+    every = suites.find(suite)
+    chosen = every.only(
         datasets=None if datasets is None else common.names(datasets),
         splits=None if splits is None else common.names(splits),
         silos=None if silos is None else _counts(silos),
@@ -65,18 +66,20 @@ def bench(
     )
     folder = out or Path("runs") / f"bench-{chosen.name}"
     with common.spinner("preparing ..."):
-        from fedmend.bench.running import BenchPlan, read_page, run_bench, update_page
+        from fedmend.bench.pages import check_page, update_page
+        from fedmend.bench.running import BenchPlan, run_bench
         from fedmend.cells import Engine, Outcome
         from fedmend.cli.cells import CellsDisplay, stopping_gently
         from fedmend.reports import bench_formats
 
         settings = common.gather_settings(set_, config, rounds=rounds)
-        plan = BenchPlan(
-            chosen, {key.replace("-", "_"): value for key, value in settings.items()}, data_root
-        )
+        settings = {key.replace("-", "_"): value for key, value in settings.items()}
+        plan = BenchPlan(chosen, settings, data_root)
         cells = plan.cells()
         if page is not None:
-            read_page(page, chosen)  # what is wrong with it is told now, not after hours
+            here = [row.label for row in every.rows if row.method not in every.unknown_methods]
+            whole = BenchPlan(every.only(rows=here, seeds=seeds), settings, data_root)
+            check_page(page, whole, cells)
 
     def so_far(records: dict[str, Any]) -> RenderableType:
         """The table that the newest cell belongs to."""
@@ -91,7 +94,7 @@ def bench(
             )
             blocks, outcome = run_bench(plan, folder, engine, telling)
     if page is not None and outcome.records:
-        update_page(page, plan, blocks)
+        update_page(page, whole, outcome)
     if not outcome.records:
         typer.echo(
             "fedmend: no cell succeeded; earlier tables and pages are as they were", err=True

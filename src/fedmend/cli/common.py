@@ -81,8 +81,8 @@ ReuseOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--reuse",
-        help="A folder of another suite or study: what is the same run there is taken over. "
-        "Repeatable.",
+        help="A folder of another suite or study, or of figures kept beside a page: what is the "
+        "same run there is taken over. Repeatable.",
     ),
 ]
 WorkersOption = Annotated[

@@ -12,6 +12,7 @@ except for `measured`, which holds times, memory and the date.
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import sys
@@ -42,6 +43,11 @@ def versions() -> dict[str, str]:
     """The versions a result depends on."""
     found = {name: version(name) for name in ("torch", "numpy", "scipy", "igraph", "safetensors")}
     return {"fedmend": __version__, "python": platform.python_version(), **found}
+
+
+def machine() -> str:
+    """What a result's seconds depend on."""
+    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
 
 
 def peak_memory_mb() -> float:
