@@ -104,6 +104,24 @@ def test_what_the_charts_hold_is_what_the_records_hold(runs: Path) -> None:
     assert sum(v["amount"] for v in labels if v["row"] == charts.ALL_SILOS) == 90
 
 
+def test_what_a_run_noted_once_is_a_table_and_no_curve(runs: Path) -> None:
+    found = read(runs, retraced=False)[:2]
+    found[0].record["rounds"]["generators"] = {"1": {"generated": 3688.0, "generator_loss": 0.5}}
+    found[1].record["rounds"]["generators"] = {"1": {"generated": 12.0}}
+    once = [("generators", "generated"), ("generators", "generator_loss")]
+    assert charts.metrics_of(found, once=True) == once
+    assert not set(once) & set(charts.metrics_of(found))
+    text, specs = page.build(found)
+    assert "generated (generators)" in text
+    assert "<td>3,688</td><td>0.5</td>" in text
+    assert "<td>12</td><td></td>" in text
+    assert not [name for name in specs if "generat" in str(specs[name]["title"])]
+    # In two rounds it is a curve again, for all of them.
+    found[1].record["rounds"]["generators"]["2"] = {"generated": 13.0}
+    assert ("generators", "generated") in charts.metrics_of(found)
+    assert charts.metrics_of(found, once=True) == once[1:]
+
+
 def test_confusion_agrees_with_the_recorded_accuracy(runs: Path) -> None:
     for view in read(runs):
         counts = view.retraced.confusion

@@ -49,17 +49,26 @@ def words(metric: str) -> str:
     return metric.replace("_", " ")
 
 
-def metrics_of(views: Sequence[RunView]) -> list[tuple[str, str]]:
-    """Every (phase, metric) that a run noted per round: training's first, accuracy before loss."""
-    found = dict.fromkeys(
-        (phase, metric)
-        for view in views
-        for phase, rounds in view.record["rounds"].items()
-        for metrics in rounds.values()
-        for metric in metrics
-        if metric != "selected"
-    )
-    return sorted(found, key=lambda pair: (pair[0] != "training", pair[0], "loss" in pair[1]))
+def metrics_of(views: Sequence[RunView], *, once: bool = False) -> list[tuple[str, str]]:
+    """Every (phase, metric) that runs noted per round: training's first, accuracy before loss.
+
+    once: those that every run noted in a single round, which make no curve; else the others.
+    """
+    most: dict[tuple[str, str], int] = {}
+    for view in views:
+        for phase, rounds in view.record["rounds"].items():
+            noted = Counter(metric for metrics in rounds.values() for metric in metrics)
+            for metric, times in noted.items():
+                most[phase, metric] = max(times, most.get((phase, metric), 0))
+    chosen = [
+        pair for pair, times in most.items() if pair[1] != "selected" and (times == 1) == once
+    ]
+    return sorted(chosen, key=lambda pair: (pair[0] != "training", pair[0], "loss" in pair[1]))
+
+
+def title_of(phase: str, metric: str) -> str:
+    """What a metric is called; training is the phase that needs no saying."""
+    return words(metric) if phase == "training" else f"{words(metric)} ({phase})"
 
 
 def curve_key(index: int) -> str:
@@ -120,7 +129,7 @@ def curves(views: Sequence[RunView], phase: str, metric: str, *, legend: bool = 
         {"field": key, "type": "quantitative", "title": names[key], "format": ".4f"} for key in keys
     ]
     spec = _base(
-        words(metric) if phase == "training" else f"{words(metric)} ({phase})",
+        title_of(phase, metric),
         values,
         260,
         f"{words(metric)} per round of {phase}, a line per run",
@@ -477,7 +486,8 @@ def confusion(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Spec:
     ]
     axis = {"type": "nominal", "sort": list(names), "axis": {"labelLimit": 130, "labelAngle": 0}}
     angle = -35 if max(map(len, names), default=0) > 4 else 0
-    slanted = {**axis, "axis": {"labelLimit": 110, "labelAngle": angle}}
+    # Overlapping labels are left out elsewhere; slanted ones have room.
+    slanted = {**axis, "axis": {"labelLimit": 110, "labelAngle": angle, "labelOverlap": angle == 0}}
     return _grid(
         "Confusion matrix of the test nodes",
         values,

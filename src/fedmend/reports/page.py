@@ -191,7 +191,8 @@ def _result_table(page: Page, where: str, groups: Mapping[str, Sequence[RunView]
 
 def _curves(page: Page, views: Sequence[RunView]) -> None:
     metrics = charts.metrics_of(views)
-    if not metrics:
+    once = charts.metrics_of(views, once=True)
+    if not metrics and not once:
         return
     page.add('<section id="rounds"><h2>Round by round</h2>')
     if len(views) > 1:
@@ -212,7 +213,26 @@ def _curves(page: Page, views: Sequence[RunView]) -> None:
     page.add('<div class="cards">')
     for number, (phase, metric) in enumerate(metrics):
         page.add(page.chart(f"curve-{number}", charts.curves(views, phase, metric), curve=True))
-    page.add("</div></section>")
+    page.add("</div>")
+    if once:
+        page.add(_noted_once(views, once))
+    page.add("</section>")
+
+
+def _noted_once(views: Sequence[RunView], metrics: Sequence[tuple[str, str]]) -> str:
+    """A table of what has one value per run: a curve of one point would show nothing."""
+    rows = []
+    for view in views:
+        cells = []
+        for phase, metric in metrics:
+            rounds = view.record["rounds"].get(phase, {}).values()
+            noted = next((each[metric] for each in rounds if metric in each), None)
+            cells.append("" if noted is None else f"{noted:,.6g}")
+        if any(cells):
+            rows.append([view.label, *cells])
+    return _table(
+        ["run", *(charts.title_of(*pair) for pair in metrics)], rows, "Noted once per run"
+    )
 
 
 def _costs(page: Page, views: Sequence[RunView]) -> None:
