@@ -195,6 +195,26 @@ def test_panels_that_only_some_methods_fill(runs: Path) -> None:
         {"predicted": 3, "true": 3, "count": 1},
     ]
     assert "projection-0" in specs
+    assert "times as much as true ones" not in text  # of one place each nothing can be said
+
+
+@pytest.mark.parametrize(
+    ("generated", "said"),
+    [
+        ([[0.0, 0.0], [0.0, 0.1]], "vary 0.05 times as much as true ones along the axes drawn: "),
+        ([[0.0, 0.0], [2.0, 0.0]], "vary 1.00 times as much as true ones along the axes drawn."),
+        ([[1e300, 0.0], [-1e300, 0.0]], ""),
+    ],
+)
+def test_whether_generated_neighbours_differ_from_each_other(
+    runs: Path, generated: list[list[float]], said: str
+) -> None:
+    found = read(runs, retraced=False)[:1]
+    places = {"generated": generated, "true": [[0.0, -1.0], [0.0, 1.0]]}
+    found[0].record["generator"] = {"predicted": [1], "true": [1], "projection": places}
+    text, _ = page.build(found)
+    assert said in text
+    assert said or "times as much" not in text
 
 
 @pytest.mark.parametrize(

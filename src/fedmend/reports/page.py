@@ -22,6 +22,7 @@ from fedmend.reports.summary import summarise_runs
 from fedmend.reports.tables import figure, human_bytes
 from fedmend.reports.views import (
     RunView,
+    generated_spread,
     generator_counts,
     generator_projection,
     nfdp_account,
@@ -34,6 +35,8 @@ _POLICY = (
 )
 
 
+ALIKE = 0.2
+"""Below this share of the true neighbours' spread, generated ones are said to be alike."""
 MOST_DRAWINGS = 3
 """Drawings of cut graphs in one page: each may take a tenth of a megabyte."""
 
@@ -377,6 +380,13 @@ def _generator(page: Page, number: int, record: Mapping[str, Any]) -> None:
     if places is not None:
         page.add(page.chart(f"projection-{number}", charts.projection(places)))
     page.add("</div>")
+    spread = None if places is None else generated_spread(places)
+    if spread is not None:
+        alike = ": they are much alike, and tell little of the node they belong to"
+        page.add(
+            f'<p class="soft">Generated neighbours vary {spread:.2f} times as much as true ones '
+            f"along the axes drawn{alike if spread < ALIKE else ''}.</p>"
+        )
 
 
 def _settings(view: RunView) -> str:

@@ -264,3 +264,20 @@ def generator_projection(record: Mapping[str, Any]) -> dict[str, list[tuple[floa
     except (KeyError, TypeError, ValueError) as error:
         raise FedmendError(f"the record's projection is malformed: {error}") from error
     return found
+
+
+def generated_spread(places: Mapping[str, Sequence[tuple[float, float]]]) -> float | None:
+    """How much generated neighbours vary where true ones vary by 1; None if that says nothing."""
+    generated, true = (_variance(places[kind]) for kind in ("generated", "true"))
+    return math.sqrt(generated / true) if 0 < true < math.inf and generated < math.inf else None
+
+
+def _variance(places: Sequence[tuple[float, float]]) -> float:
+    """Along both axes together; of a single place it would say nothing, and is infinite here."""
+    if len(places) < 2:
+        return math.inf
+    total = 0.0
+    for axis in zip(*places, strict=True):
+        mean = sum(axis) / len(axis)
+        total += sum((value - mean) * (value - mean) for value in axis)
+    return total / len(places)
