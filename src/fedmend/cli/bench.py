@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,7 +59,7 @@ def bench(
         return
     every = suites.find(suite)
     chosen = every.only(
-        datasets=None if datasets is None else common.names(datasets),
+        datasets=None if datasets is None else _datasets(datasets),
         splits=None if splits is None else common.names(splits),
         silos=None if silos is None else _counts(silos),
         rows=None if rows is None else common.names(rows),
@@ -118,6 +119,11 @@ def bench(
 
 def _waiting(methods: list[str]) -> str:
     return f" (needs {', '.join(methods)}, not here yet)" if methods else ""
+
+
+def _datasets(text: str) -> list[str]:
+    """Names between commas; a comma before `key=` is one of the dataset's own (csbm:a=1,b=2)."""
+    return [name.strip() for name in re.split(r",(?!\s*\w+=)", text) if name.strip()]
 
 
 def _counts(text: str) -> list[int]:
