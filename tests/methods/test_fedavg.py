@@ -13,7 +13,7 @@ from fedmend.data.sampling import (
     all_rows_hops,
     covers_most,
     drawing,
-    gathered_hops,
+    hops_from_everybody,
     whole_graph_hop,
 )
 from fedmend.federation import Schema
@@ -66,8 +66,7 @@ def centralised(epochs: int, seed: int) -> tuple[dict[str, Tensor], list[float],
             if covers_most(GRAPH, len(batch), 2, settings.fan_out):
                 scores = model(features, all_rows_hops(GRAPH, batch, 2, draw), dropout)
             else:
-                hops, needed = gathered_hops(GRAPH, batch, 2, draw)
-                scores = model(Features(GRAPH.x[needed]), hops, dropout)
+                scores = model(features, hops_from_everybody(GRAPH, batch, 2, draw), dropout)
             loss = cross_entropy(scores, GRAPH.y[batch])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's

@@ -62,10 +62,13 @@ def test_full_batch_loss_is_that_of_the_whole_graph(backbone: str, sparse: bool)
 
 
 @pytest.mark.parametrize("backbone", ["sage", "gcn", "gat", "mlp"])
-@pytest.mark.parametrize("batch", [2, 30], ids=["gathered", "all rows"])
-def test_batches_with_all_neighbours_score_as_the_whole_graph(backbone: str, batch: int) -> None:
-    """The three ways of computing a batch (gathered, all rows, alone for the MLP) agree."""
-    graph = tiny_graph(200)
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("batch", [2, 30], ids=["few rows", "all rows"])
+def test_batches_with_all_neighbours_score_as_the_whole_graph(
+    backbone: str, batch: int, sparse: bool
+) -> None:
+    """The ways of computing a batch (gathered, picked from everybody, all rows, alone) agree."""
+    graph = tiny_graph(200, sparse=sparse)
     local = training(graph, backbone=backbone, batch_size=batch, fan_out=0)
     nodes = local._epoch()[0]
     with torch.no_grad():

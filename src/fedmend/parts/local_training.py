@@ -31,6 +31,9 @@ from fedmend.parts.randomness import stream
 from fedmend.parts.settings import TrainingSettings
 from fedmend.saved import under
 
+ADDS_UP_FIRST = ("sage", "fused-sage", "gcn")
+"""Backbones whose first layer multiplies what a node hears, and not everybody, by its weights."""
+
 AdjustGradients = Callable[[Backbone], None]
 """Called between backward pass and step; a method may change the gradients (FedProx does)."""
 
@@ -63,6 +66,7 @@ class LocalTraining:
         self._features = Features(graph.x.to(self.device), reused=True)
         # What batches pick their rows from; made dense once, where each batch would be.
         self._pickable = graph.x if self._static else in_quicker_form(graph.x)
+        self._rows = Features(self._pickable)
         self._whole = whole_graph_hop(graph).to(self.device)
         self._labels = graph.y.to(self.device)
         self._truth = Truth(self._labels[self.train_nodes.to(self.device)], shape.outputs)
@@ -165,12 +169,24 @@ class LocalTraining:
         if covers_most(self.graph, len(batch), s.layers, s.fan_out):
             hops = all_rows_hops(self.graph, batch, s.layers, self._draw)
             return self._forward(self._features, [hop.to(self.device) for hop in hops], None)
+        if self._adds_up_first:
+            hops = hops_from_everybody(self.graph, batch, s.layers, self._draw)
+            return self._forward(self._rows, hops, None)
         if self._features.sparse and needs_many(self.graph, len(batch), s.layers, s.fan_out):
             hops = hops_from_everybody(self.graph, batch, s.layers, self._draw)
             return self._forward(self._features, [hop.to(self.device) for hop in hops], None)
         hops, nodes = gathered_hops(self.graph, batch, s.layers, self._draw)
         features = Features(select_rows(self._pickable, nodes)).to(self.device)
         return self._forward(features, [hop.to(self.device) for hop in hops], nodes)
+
+    @property
+    def _adds_up_first(self) -> bool:
+        """Whether the first layer picks and adds up dense rows before they meet its weights.
+
+        Then it can pick them from everybody's; to gather what a batch needs is a copy too many.
+        """
+        cpu = self.device.type == "cpu"
+        return cpu and not self._rows.sparse and self.model.shape.backbone in ADDS_UP_FIRST
 
     @property
     def _mends(self) -> bool:
