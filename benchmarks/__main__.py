@@ -16,6 +16,7 @@ from fedmend.errors import FedmendError
 NAMES = {
     "accuracy": "FedSage, Local and Global beside the published figures",
     "mending_cost": "seconds, memory and bytes of FedSage+ and FedDEP",
+    "deep_neighbours": "what embeddings of missing neighbours are worth to FedDEP",
     "fedggr_cost": "seconds and memory of FedGGR's rounds",
     "speed": "FedAvg's rounds beside a bare loop, OpenFGL and plain PyG",
     "hifgl_speed": "HiFGL's seconds, memory and bytes, secret sharing on and off",
@@ -37,11 +38,11 @@ HEEDED = {
 
 def parse(arguments: list[str]) -> tuple[list[str], Options]:
     """The benchmarks to run, and how."""
-    listed = "\n".join(f"  {name:11} {text}" for name, text in NAMES.items())
+    listed = "\n".join(f"  {name:15} {text}" for name, text in NAMES.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=(
-            f"{listed}\n  {'report':11} only write docs/benchmarks.md again from what is kept\n\n"
+            f"{listed}\n  {'report':15} only write docs/benchmarks.md again from what is kept\n\n"
             "Without a name all are run. Full runs are kept in benchmarks/results and written to\n"
             "docs/benchmarks.md; --quick and runs with other settings go to benchmarks/.cache."
         ),

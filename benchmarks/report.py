@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import HERE, Row
+from fedmend.evaluation.metrics import summarise
 from fedmend.files import read_json, write_bytes
 
 Result = dict[str, Any]
@@ -249,6 +250,37 @@ def _mending_cost(result: Result, published: Result) -> list[str]:  # noqa: ARG0
             ),
         ]
     return parts
+
+
+def _deep_neighbours(result: Result, _: Result) -> list[str]:
+    return [
+        f"Cora, random split, M={result['settings']['silos']}, "
+        f"{len(result['rows'][0]['seeds'])} seeds, test accuracy ± 95% interval. *Zeros*: the "
+        "whole graph with all mended embeddings zero, the paper's inference. *With them*: the "
+        "silos' own graphs with the mended embeddings. *Spread*: how far generated embeddings are "
+        "from their mean, beside the local GNN's. *Right*: rows whose nearest own prototype is of "
+        "their node's class, of training / test nodes.\n",
+        table(
+            ["neighbours", "zeros", "with them", "spread", "local GNN right", "generated right"],
+            [_deep_line(row["what"], row["seeds"]) for row in result["rows"]],
+        ),
+    ]
+
+
+def _deep_line(what: str, seeds: Sequence[Row]) -> list[str]:
+    def right(key: str) -> str:
+        roles = (summarise([seed[key][role] for seed in seeds]).mean for role in ("train", "test"))
+        return " / ".join(f"{mean:.2f}" for mean in roles)
+
+    def accuracy(key: str) -> str:
+        found = summarise([seed[key] for seed in seeds])
+        return f"{found.mean:.4f} ± {found.interval:.4f}"
+
+    cells = [what, accuracy("zeros"), accuracy("with_them")]
+    if "spread" not in seeds[0]:
+        return [*cells, "", "", ""]
+    spread = summarise([seed["spread"] for seed in seeds]).mean
+    return [*cells, f"{spread:.3f}", right("embeddings_right"), right("generated_right")]
 
 
 # FedGGR
@@ -698,6 +730,7 @@ Section = Callable[[Result, Result], list[str]]
 SECTIONS: dict[str, tuple[str, Section]] = {
     "accuracy": ("Accuracy", _accuracy),
     "mending_cost": ("What mending costs", _mending_cost),
+    "deep_neighbours": ("FedDEP: what deep neighbours are worth", _deep_neighbours),
     "fedggr_cost": ("FedGGR: what a round costs", _fedggr),
     "speed": ("Speed", _speed),
     "hifgl_speed": ("HiFGL: speed, memory and bytes", _hifgl_speed),
