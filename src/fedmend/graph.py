@@ -11,6 +11,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -342,8 +343,9 @@ class Graph:
     def num_classes(self) -> int:
         return len(self.label_names)
 
-    @property
+    @cached_property
     def degree(self) -> Tensor:
+        """How many neighbours each node has; every batch asks for it."""
         return self.rowptr[1:] - self.rowptr[:-1]
 
     @property
