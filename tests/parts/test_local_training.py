@@ -114,11 +114,13 @@ def test_validation_changes_nothing_in_training(
     assert checked.validate() == counted.validate()
 
 
-def test_validation_counts_right_nodes() -> None:
-    local = training()
+@pytest.mark.parametrize("backbone", ["sage", "gcn", "gat", "mlp"])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_validation_counts_right_nodes(backbone: str, layers: int) -> None:
+    local = training(backbone=backbone, layers=layers)
     local.train()
     with torch.no_grad():
-        scores = local.model(Features(GRAPH.x), [whole_graph_hop(GRAPH)] * 2)
+        scores = local.model(Features(GRAPH.x), [whole_graph_hop(GRAPH)] * layers)
     found, true = scores.argmax(1).tolist(), GRAPH.y.tolist()
     nodes = torch.nonzero(GRAPH.val_mask)[:, 0].tolist()
     assert local.validate() == (sum(found[n] == true[n] for n in nodes), len(nodes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -77,7 +78,7 @@ class LocalTraining:
         self._full_batch = self._hops_for(self.train_nodes) if self._static else None
         self._val_nodes = torch.nonzero(graph.val_mask)[:, 0]
         self._val_labels = self._labels[self._val_nodes.to(self.device)]
-        self._val_hops = self._hops_for(self._val_nodes) if len(self._val_nodes) else None
+        self._val_hops = self._validation_hops() if len(self._val_nodes) else None
         self._by_hand: FullBatch | None = None
         if self._static and FullBatch.fits(self.model, self._features):
             self._by_hand = FullBatch(self.model, self._features, self._whole)
@@ -97,6 +98,19 @@ class LocalTraining:
         """The hops that compute `nodes` from everybody, kept because they serve again."""
         last = hop_to(self.graph, nodes)
         return [self._whole] * (self.settings.layers - 1) + [last.to(self.device)]
+
+    def _validation_hops(self) -> Sequence[Hop]:
+        """The hops that compute the validation nodes from all their neighbours.
+
+        Where features are dense, rows that no validation node hears of are left out: a mended
+        graph has three times a silo's nodes, and dense products with all of them took a third of
+        the training's time.
+        """
+        if self._static or self._features.sparse or not self._adds_up_first:
+            return self._hops_for(self._val_nodes)
+        everybody = drawing(self.graph, ALL_NEIGHBOURS, self._neighbours)
+        hops = hops_from_everybody(self.graph, self._val_nodes, self.settings.layers, everybody)
+        return [replace(hop, reused=True) for hop in hops]
 
     def _new_optimizer(self) -> Optimizer:
         s = self.settings
