@@ -46,7 +46,7 @@ def nobody(_: Partition, silos: Silos, seed: int) -> Row:  # noqa: ARG001  # one
     return {}
 
 
-def generated(_: Partition, silos: Silos, seed: int) -> Row:  # noqa: ARG001
+def generated(_: Partition, silos: Silos, seed: int) -> Row:  # noqa: ARG001  # one shape for all
     """Proto and DGen, as `feddep` does it."""
     shared = {name: silo.share_prototypes(Nothing()).centres for name, silo in silos.items()}
     sets = feddep.AllPrototypes({str(i): each for i, each in enumerate(shared.values())})
