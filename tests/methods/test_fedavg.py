@@ -13,6 +13,7 @@ from fedmend.data.sampling import (
     all_rows_hops,
     covers_most,
     drawing,
+    gathered_hops,
     hops_from_everybody,
     whole_graph_hop,
 )
@@ -28,15 +29,20 @@ from tests.tiny import QUICK, same_weights, tiny_graph, tiny_partition
 
 GRAPH = tiny_graph(60)
 OPTIONS: dict[str, Any] = {**QUICK, "rounds": 4, "dropout": 0.3, "fan_out": 3}
-"""With these, full batches are computed on all rows and the last one, of four, is gathered."""
+"""With these, full batches are computed on all rows; the last one, of four, on what it needs."""
 
 
 def alone(name: str = POOLED) -> Partition:
     return Partition({name: GRAPH}, "by hand", None, GRAPH, torch.zeros(60).long().numpy())
 
 
-def centralised(epochs: int, seed: int) -> tuple[dict[str, Tensor], list[float], list[float]]:
-    """Plain centralised training: the best weights, all losses, all validation accuracies."""
+def centralised(
+    epochs: int, seed: int, *, gathered: bool = False
+) -> tuple[dict[str, Tensor], list[float], list[float]]:
+    """Plain centralised training: the best weights, all losses, all validation accuracies.
+
+    gathered: small batches copy the rows they need; else they pick them from everybody's.
+    """
     settings = FedAvgSettings(**{**OPTIONS, "rounds": epochs})
     model = build(
         settings.shape(Schema(6, GRAPH.label_names)), stream(seed, "server", "initial weights")
@@ -65,6 +71,9 @@ def centralised(epochs: int, seed: int) -> tuple[dict[str, Tensor], list[float],
         for batch in torch.split(nodes[torch.randperm(len(nodes), generator=batches)], 8):
             if covers_most(GRAPH, len(batch), 2, settings.fan_out):
                 scores = model(features, all_rows_hops(GRAPH, batch, 2, draw), dropout)
+            elif gathered:
+                hops, needed = gathered_hops(GRAPH, batch, 2, draw)
+                scores = model(Features(GRAPH.x[needed]), hops, dropout)
             else:
                 scores = model(features, hops_from_everybody(GRAPH, batch, 2, draw), dropout)
             loss = cross_entropy(scores, GRAPH.y[batch])
@@ -89,6 +98,12 @@ def test_one_silo_is_centralised_training_to_the_bit(seed: int) -> None:
         history = run.history["training"]
         assert [history[number]["training_loss"] for number in range(1, 5)] == losses
         assert [history[number]["validation_accuracy"] for number in range(5)] == accuracies
+    # With gathered batches it is the same training, up to rounding.
+    copied, copied_losses, copied_accuracies = centralised(4, seed, gathered=True)
+    assert copied_accuracies == accuracies
+    assert copied_losses == pytest.approx(losses, rel=1e-5)
+    for key, each in weights.items():
+        torch.testing.assert_close(copied[key], each, atol=1e-5, rtol=1e-5)
     assert fedavg.accuracy == pooled.accuracy
     assert pooled.ledger.total() == 0
     assert pooled.record["pooled"]
