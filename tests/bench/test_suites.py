@@ -81,6 +81,34 @@ def test_a_row_may_differ_by_dataset() -> None:
         parse("mine", text.replace("settings.pubmed", "settings.citeseer"))
 
 
+def test_a_row_may_have_a_way_of_its_own_or_none() -> None:
+    """Rows are measured on the suite's way unless they name another or say that they have none."""
+    text = 'between = ["fedavg", "oracle"]\n' + GOOD + '[[rows]]\nmethod = "oracle"\n'
+    text += '[[rows]]\nmethod = "local"\nbetween = []\n'
+    text += '[[rows]]\nmethod = "fedsage+"\nbetween = ["local", "oracle"]\n'
+    found = {row.label: row.between for row in parse("mine", text).rows}
+    assert found == {
+        "fedavg": ("fedavg", "oracle"),
+        "oracle": ("fedavg", "oracle"),
+        "local": None,
+        "fedsage+": ("local", "oracle"),
+    }
+
+
+def test_mending_has_the_rows_of_both_papers_on_both_splits() -> None:
+    """Table 2 of FedSage and of FedDEP; what does not mend is on no way to the ceiling."""
+    suite = find("mending")
+    rows = {row.label: row for row in suite.rows}
+    of_papers = {
+        row.label for name in ("fedsage-table2", "feddep-table2") for row in find(name).rows
+    }
+    assert set(rows) >= of_papers - {"fedsage"}  # there it is called fedavg
+    assert set(suite.splits) == {"louvain", "random"}
+    mends = [row for row in suite.rows if row.method.startswith(("fedsage+", "feddep"))]
+    assert all(row.between for row in mends)
+    assert not any(rows[label].between for label in ("global", "local", "local+"))
+
+
 def test_a_suite_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(GOOD)
     suite = find(str(tmp_path / "mine.toml"))
@@ -109,6 +137,8 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
         ("seeds = true\n" + GOOD, "seeds must be"),
         ('base = "x"\n' + GOOD, "unknown base"),
         ('paper = "x"\n' + GOOD, "unknown paper"),
+        ("between = []\n" + GOOD, "between must be a list"),
+        (GOOD + 'between = ["fedavg"]\n', "between must name two rows"),
         (GOOD + "[dataset-settings.pubmed]\nlr = 1\n", "unknown dataset"),
         ("settings = 3\n" + GOOD, "settings must be a table"),
     ],

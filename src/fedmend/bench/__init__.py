@@ -25,7 +25,7 @@ A suite is a TOML file; those of `suites/` come with the package, and a path nam
     published = "fedsage"           # its name in published.json; the label if left out
     settings = { hidden = 64 }      # the method must know these
     dataset-settings.cora = { }     # the same for one dataset
-    between = ["local", "global"]   # other rows for this one; optional
+    between = ["local", "global"]   # other rows for this one, [] for none; optional
 
 This module imports no torch, so that listing suites is instant.
 """
@@ -250,6 +250,15 @@ def _between(where: str, values: Mapping[str, Any]) -> tuple[str, str] | None:
     return ends[0], ends[1]
 
 
+def _row_between(
+    where: str, values: Mapping[str, Any], suites: tuple[str, str] | None
+) -> tuple[str, str] | None:
+    """The suite's ends unless the row has its own; an empty list says that it is on no way."""
+    if values.get("between") == []:
+        return None
+    return _between(where, values) or suites
+
+
 def _within(row: Row, labels: Collection[str]) -> Row:
     """The row as it stands in a part of the suite that may lack the rows it is measured by."""
     return row if row.between and set(row.between) <= set(labels) else replace(row, between=None)
@@ -283,7 +292,7 @@ def _row(where: str, values: Mapping[str, Any], between: tuple[str, str] | None)
         published=_one(where, values, "published", str, label),
         settings=_flat(f"{where}: settings of {label}", values.get("settings", {})),
         evaluation=_one(where, values, "evaluation", str, None),
-        between=_between(f"{where}, row {label}", values) or between,
+        between=_row_between(f"{where}, row {label}", values, between),
         dataset_settings=_by_dataset(f"{where}, row {label}", values),
     )
 
