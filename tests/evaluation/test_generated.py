@@ -54,6 +54,27 @@ def test_the_plane_keeps_the_main_distances() -> None:
     )
 
 
+def test_the_plane_is_that_of_the_covariances_two_main_axes() -> None:
+    found = {name: invented(name, 9) for name in PARTITION.names}
+    projection = compare_generated(found, PARTITION)["projection"]
+    points = torch.tensor(projection["generated"] + projection["true"])
+    assert PARTITION.whole is not None
+    missing = generated._rows_of_missing(found, PARTITION, PARTITION.whole.num_nodes)
+    rows = torch.cat([*(each.rows for each in found.values()), missing])
+    centred = rows - rows.mean(0)
+    axes = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -2:].flip(1)
+    torch.testing.assert_close(points.abs(), (centred @ axes).abs(), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_even_a_line_is_drawn_on_a_plane(columns: int) -> None:
+    name = PARTITION.names[0]
+    flat = torch.zeros(PARTITION.silos[name].num_nodes, columns)
+    made = Generated(torch.ones(1, columns), torch.zeros(1, dtype=torch.int64), flat)
+    found = compare_generated({name: made}, PARTITION)["projection"]
+    assert {len(point) for point in found["generated"] + found["true"]} == {2}
+
+
 def test_a_record_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generated, "MOST_NODES", 10)
     monkeypatch.setattr(generated, "MOST_POINTS", 7)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedmend.data.partition import Partition
@@ -69,9 +70,9 @@ def _projection(found: Mapping[str, Generated], partition: Partition, nodes: int
     missing = _rows_of_missing(found, partition, nodes)
     both = torch.cat([made, missing])
     centred = both - both.mean(0)
-    # The covariance is small (features or embeddings), and its axes are the same every time.
-    _, axes = torch.linalg.eigh(centred.T @ centred)
-    points = centred @ axes[:, -2:].flip(1)
+    # Of the points and not of their covariance: they are a few hundred, features may be thousands.
+    along, lengths, _ = torch.linalg.svd(centred, full_matrices=False)
+    points = F.pad(along[:, :2] * lengths[:2], (0, 2 - len(lengths[:2])))
     rounded = [[round(value, 4) for value in point] for point in points.tolist()]
     return {"generated": rounded[: len(made)], "true": rounded[len(made) :]}
 
