@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedmend.data.sampling import Hop
 from fedmend.models.backbones import Backbone
+from fedmend.models.dense import multiply
 from fedmend.models.features import Features
 from fedmend.models.layers import GcnLayer, SageLayer
 from fedmend.models.loss import Truth, loss_and_gradient
@@ -131,4 +132,4 @@ class _FromHidden:
         for weight, found in zip(self._weights, both.chunk(len(self._weights), 1), strict=True):
             weight.grad = found.contiguous()
         self._bias.grad = gradient.sum(0)
-        return told @ self._weight().t()
+        return multiply(told, self._weight().t())

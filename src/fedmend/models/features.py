@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedmend.graph import csr_tensor, is_sparse, scipy_csr, select_rows
+from fedmend.models.dense import product
 from fedmend.models.sparse import SparseMatrix
 
 DENSE_ENOUGH = 0.05
@@ -46,7 +47,7 @@ class Features:
         return self if self.x.device == device else Features(self.x.to(device))
 
     def __matmul__(self, weight: Tensor) -> Tensor:
-        return self.x @ weight if self.matrix is None else self.matrix @ weight
+        return product(self.x, weight) if self.matrix is None else self.matrix @ weight
 
     def rows(self, own: int | Tensor) -> Features:
         """Some rows: the first `own`, or those with these indices."""
@@ -85,7 +86,7 @@ class MendedFeatures(Features):
         return True  # like sparse ones: multiplied by the weights first
 
     def __matmul__(self, weight: Tensor) -> Tensor:
-        return torch.cat([self._own @ weight, self._generated @ weight])
+        return torch.cat([self._own @ weight, product(self._generated, weight)])
 
     def rows(self, own: int | Tensor) -> Features:
         if isinstance(own, int):
@@ -106,7 +107,7 @@ class MendedFeatures(Features):
         hearing = np.flatnonzero(np.diff(of_generated.indptr))
         heard = SparseMatrix(csr_tensor(of_generated[hearing])) @ self._generated
         at = torch.from_numpy(hearing)
-        return _Later(lambda w: (of_own @ (self._own @ w)).index_add(0, at, heard @ w))
+        return _Later(lambda w: (of_own @ (self._own @ w)).index_add(0, at, product(heard, w)))
 
 
 class _Later(Features):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fedmend.models.dense import product
 from fedmend.models.layers import glorot, zeros
 
 
@@ -66,11 +67,11 @@ class NeighbourHead(nn.Module):
         asked = owners[0]  # whoever has a second neighbour has a first one
         h = z[asked]
         for weight, bias in zip(self.hidden, self.hidden_bias, strict=True):
-            h = torch.relu(torch.addmm(bias, h, weight))
+            h = torch.relu(product(h, weight, bias))
         place = torch.empty(len(z), dtype=torch.int64)
         place[asked] = torch.arange(len(asked))
         made = [
-            torch.addmm(bias, h if len(rows) == len(h) else h[place[rows]], weight)
+            product(h if len(rows) == len(h) else h[place[rows]], weight, bias)
             for rows, weight, bias in zip(owners, self.last, self.last_bias, strict=True)
             if len(rows)
         ]

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedmend.models.dense import product
 from fedmend.models.layers import glorot, zeros
 from fedmend.models.sparse import SparseMatrix
 
@@ -175,9 +176,9 @@ class LearnedGraph(nn.Module):
         dropout: share of embeddings and hidden values that are dropped, drawn from the generator.
         """
         graph = self.adjacency(embeddings, pairs)
-        told = _dropped(embeddings, dropout, generator) @ self.first_weight
+        told = product(_dropped(embeddings, dropout, generator), self.first_weight)
         hidden = torch.relu(graph @ told + self.first_bias)
-        told = _dropped(hidden, dropout, generator) @ self.second_weight
+        told = product(_dropped(hidden, dropout, generator), self.second_weight)
         return graph @ told + self.second_bias
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedmend.data.sampling import Hop
+from fedmend.models.dense import product
 from fedmend.models.features import Features
 from fedmend.models.sparse import SparseMatrix, sum_of_products, weighted_product
 
@@ -75,7 +76,7 @@ def heard_through(
         return _plus(matrix @ (h @ weight), bias)
     if weight.shape[1] <= weight.shape[0]:
         return weighted_product(matrix, h, weight, bias)
-    return _plus((matrix @ h) @ weight, bias)
+    return product(matrix @ h, weight, bias)
 
 
 def _plus(product: Tensor, bias: Tensor | None) -> Tensor:
@@ -97,8 +98,8 @@ def own_through(h: Tensor | Features, weight: Tensor, hop: Hop) -> Tensor:
     if isinstance(h, Features):
         return hop.own_rows(h @ weight) if h.stays else h.rows(hop.own) @ weight
     if weight.shape[1] < weight.shape[0]:
-        return hop.own_rows(h @ weight)  # the narrower rows are the cheaper ones to pick
-    return hop.own_rows(h) @ weight
+        return hop.own_rows(product(h, weight))  # the narrower rows are the cheaper ones to pick
+    return product(hop.own_rows(h), weight)
 
 
 def own_and_heard(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedmend.graph import is_sparse, row_entries
+from fedmend.models.dense import product
 from fedmend.models.sparse import SparseMatrix
 
 BLOCK = 2**22
@@ -36,7 +37,7 @@ def nearest_rows(points: Tensor, x: Tensor) -> Tensor:
     size = max(1, BLOCK // max(1, x.shape[0]))
     found = []
     for block in torch.split(points, size):
-        products = x @ block.T if matrix is None else matrix.times(block.T)
+        products = product(x, block.T) if matrix is None else matrix.times(block.T)
         found.append(_first_smallest(torch.sub(half_norms, products, out=products)))
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
 
@@ -73,7 +74,7 @@ class Groups:
         groups, most = self._cost.shape
         size = max(1, BLOCK // len(self.rows))
         found = [
-            (self._cost - 2.0 * (block @ self.rows.T).view(-1, groups, most)).argmin(2)
+            (self._cost - 2.0 * product(block, self.rows.T).view(-1, groups, most)).argmin(2)
             for block in torch.split(points, size)
         ]
         return torch.cat(found) + torch.arange(groups) * most
