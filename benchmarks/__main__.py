@@ -23,6 +23,7 @@ NAMES = {
     "growth": "seconds and memory from 10 thousand to a million nodes",
     "startup": "how quickly the command line answers",
     "sampling": "the neighbour sampler beside a plain loop",
+    "dense_products": "products by oneDNN beside MKL's, and runs with both",
     "deployment": "a server and silos as processes, beside the in-process engine",
 }
 

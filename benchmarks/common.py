@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -96,6 +97,17 @@ def available(dataset: str, given: Path | None) -> bool:
         say(f"{dataset} is left out: {error} (or give --data-root)")
         return False
     return True
+
+
+def medians_in_turns(repeats: int, *functions: Callable[[], object]) -> list[float]:
+    """Each function's median seconds; they take turns, so that a busy moment hits all alike."""
+    seconds: list[list[float]] = [[] for _ in functions]
+    for _ in range(repeats):
+        for function, taken in zip(functions, seconds, strict=True):
+            started = time.perf_counter()
+            function()
+            taken.append(time.perf_counter() - started)
+    return [statistics.median(taken) for taken in seconds]
 
 
 # The machine

@@ -655,6 +655,52 @@ def _sampling(result: Result, _: Result) -> list[str]:
     ]
 
 
+def _dense_products(result: Result, _: Result) -> list[str]:
+    products = [row for row in result["rows"] if "shape" in row]
+    runs = [row for row in result["rows"] if "run" in row]
+    return [
+        "torch multiplies by MKL, which on processors of other makers uses half of AVX-512's width."
+        " There fedmend gives large products to oneDNN, which is part of torch too. Both take turns"
+        f" in one process with one thread; medians of {result['settings']['repeats']} (runs: half "
+        "as many).\n",
+        table(
+            [
+                "product",
+                "rows x inner x columns",
+                "MKL, GFLOPS",
+                "oneDNN",
+                "gradient: MKL",
+                "oneDNN",
+            ],
+            [
+                [
+                    row["what"],
+                    " x ".join(str(each) for each in row["shape"]),
+                    *(
+                        f"{row['billions'] / seconds:.0f}"
+                        for kind in ("forward", "weights")
+                        for seconds in reversed(row[kind])
+                    ),
+                ]
+                for row in products
+            ],
+        ),
+        "Short runs, five Louvain silos:\n",
+        table(
+            ["run", "MKL, s", "oneDNN, s", "ratio"],
+            [
+                [
+                    f"{NAMES.get(row['method'], row['method'])}, {NAMES[row['dataset']]}",
+                    f"{row['run'][1]:.2f}",
+                    f"{row['run'][0]:.2f}",
+                    f"{row['run'][0] / row['run'][1]:.2f}",
+                ]
+                for row in runs
+            ],
+        ),
+    ]
+
+
 # Deployment
 
 
@@ -737,5 +783,6 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "growth": ("Growth", _growth),
     "startup": ("Start-up", _startup),
     "sampling": ("Neighbour sampling", _sampling),
+    "dense_products": ("Dense products", _dense_products),
     "deployment": ("Deployment", _deployment),
 }

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import random
-import statistics
-import time
-from collections.abc import Callable
 
 import torch
 
-from benchmarks.common import Measured, Options, Row, working_on
+from benchmarks.common import Measured, Options, Row, medians_in_turns, working_on
 from fedmend.data.csbm import csbm
 from fedmend.data.sampling import sample_neighbours
 from fedmend.graph import Graph
@@ -37,7 +34,7 @@ def _row(graph: Graph, batch: int, repeats: int) -> Row:
         )
     ]
     drawn = random.Random(0)
-    ours, loop = _medians(
+    ours, loop = medians_in_turns(
         repeats,
         lambda: sample_neighbours(graph, chosen, FAN_OUT, generator),
         lambda: [_plain(each, drawn) for each in neighbours],
@@ -55,14 +52,3 @@ def _plain(neighbours: list[int], drawn: random.Random) -> list[int]:
     if len(neighbours) > FAN_OUT:
         return drawn.sample(neighbours, FAN_OUT)
     return drawn.choices(neighbours, k=FAN_OUT) if neighbours else []
-
-
-def _medians(repeats: int, *functions: Callable[[], object]) -> list[float]:
-    """Each function's median seconds; they take turns, so that a busy moment hits all alike."""
-    seconds: list[list[float]] = [[] for _ in functions]
-    for _ in range(repeats):
-        for function, taken in zip(functions, seconds, strict=True):
-            started = time.perf_counter()
-            function()
-            taken.append(time.perf_counter() - started)
-    return [statistics.median(taken) for taken in seconds]
