@@ -39,7 +39,7 @@ format: $(READY) ## rewrite the code in the house style
 types: $(READY) ## mypy, strict
 	$(BIN)/mypy
 check: lint types test test-deploy ## lint + types + all tests: what CI runs
-bench: $(READY) ## measure accuracy, speed, memory and growth; writes docs/benchmarks.md
+bench: $(READY) ## measure speed, memory and growth; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks $(ARGS)
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

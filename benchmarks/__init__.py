@@ -1,4 +1,4 @@
-"""What fedmend's accuracy, speed, memory and growth are measured with: `python -m benchmarks`.
+"""What fedmend's speed, memory and growth are measured with: `python -m benchmarks`.
 
 Each benchmark is a file with a function that gives plain rows. They are kept as JSON in
 `results/`, with the machine and the versions they were measured on; `report.py` writes

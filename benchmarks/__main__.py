@@ -14,7 +14,6 @@ from fedmend.config import from_pairs
 from fedmend.errors import FedmendError
 
 NAMES = {
-    "accuracy": "FedSage, Local and Global beside the published figures",
     "mending_cost": "seconds, memory and bytes of FedSage+ and FedDEP",
     "deep_neighbours": "what embeddings of missing neighbours are worth to FedDEP",
     "fedggr_cost": "seconds and memory of FedGGR's rounds",
@@ -29,11 +28,8 @@ NAMES = {
 
 # Options that only some benchmarks heed: ignoring one in silence would mislead.
 HEEDED = {
-    "set": ("accuracy", "growth"),
-    "datasets": ("accuracy", "speed", "hifgl_speed"),
-    "methods": ("accuracy",),
-    "silos": ("accuracy",),
-    "seeds": ("accuracy",),
+    "set": ("growth",),
+    "datasets": ("speed", "hifgl_speed"),
 }
 
 
@@ -57,12 +53,9 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a setting (accuracy, growth)",
+        help="a setting (growth)",
     )
     parser.add_argument("--datasets", type=_words, help="only these datasets")
-    parser.add_argument("--methods", type=_words, help="these instead (accuracy)")
-    parser.add_argument("--silos", type=_numbers, help="these numbers of silos (accuracy)")
-    parser.add_argument("--seeds", type=int, help="how many seeds (accuracy)")
     given = parser.parse_args(arguments)
     wrong = [name for name in given.names if name not in (*NAMES, "report")]
     if wrong:
@@ -71,8 +64,6 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
     for option, by in HEEDED.items():
         if getattr(given, option) and any(name not in by for name in names):
             parser.error(f"--{option} is for {' and '.join(by)} only: name what to run")
-    if given.seeds is not None and given.seeds < 1:
-        parser.error("--seeds must be at least 1")
     if given.data_root is not None and not given.data_root.is_dir():
         parser.error(f"--data-root {given.data_root} is not a folder")
     options = Options(
@@ -80,19 +71,12 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         data_root=given.data_root,
         settings=from_pairs(given.set),
         datasets=given.datasets,
-        silos=given.silos,
-        methods=given.methods,
-        seeds=given.seeds,
     )
     return names, options
 
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split(",")))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in _words(text))
 
 
 def main(arguments: list[str]) -> None:

@@ -39,14 +39,10 @@ class Options:
     data_root: Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     datasets: tuple[str, ...] | None = None
-    silos: tuple[int, ...] | None = None
-    methods: tuple[str, ...] | None = None
-    seeds: int | None = None
 
     @property
     def exploring(self) -> bool:
-        chosen = (self.datasets, self.silos, self.methods, self.seeds)
-        return bool(self.settings) or any(each is not None for each in chosen)
+        return bool(self.settings) or self.datasets is not None
 
     @property
     def results(self) -> Path:

@@ -1,4 +1,4 @@
-"""`docs/benchmarks.md`, written wholly from the kept results, the published figures and remarks.
+"""`docs/benchmarks.md`, written wholly from the kept results, others' figures and remarks.
 
 Remarks are written by hand in `benchmarks/remarks/NAME.md` and stand at the end of a section, so
 that writing the page again keeps them.
@@ -26,7 +26,8 @@ benchmarks/remarks. Change those, not this page. -->
 `make bench ARGS=--quick` shows in a few minutes that it works, without touching this page.
 CiteSeer and PubMed are needed for the full page: `--data-root DIR` or
 `FEDMEND_DATA` names the folder with their Planetoid files. Times are of the machine named in each
-section and are never tested; targets stand beside them.
+section and are never tested; targets stand beside them. Accuracy is the matter of suites, beside
+the published figures: [results.md](results.md).
 """
 
 NAMES = {
@@ -45,7 +46,6 @@ NAMES = {
     "local": "Local",
     "global": "Global",
 }
-PAPERS = {"fedsage": "FedSage paper", "feddep": "FedDEP paper"}
 
 
 def write(results: Path, page: Path, names: Sequence[str] | None = None) -> None:
@@ -90,117 +90,6 @@ def _name(key: str) -> str:
 def met(value: float, target: float) -> str:
     """Whether a figure is at most its target."""
     return "met" if value <= target else "**not met**"
-
-
-# Accuracy
-
-
-def verdict(row: Row, published: Row) -> str:
-    """Ours against a published figure: within its spread or our interval, or above or below."""
-    difference = row["mean"] - published["acc"]
-    if abs(difference) <= max(published["std"], row["interval"]):
-        return "within"
-    return "above" if difference > 0 else "below"
-
-
-def _accuracy(result: Result, published: Result) -> list[str]:
-    settings = result["settings"]
-    seeds = settings["seeds"]
-    first = next(iter(settings["methods"].values()))
-    parts = [
-        f"Louvain silos, {settings['ratio']} train/val/test drawn on the whole graph, accuracy of "
-        f"test nodes queried on the whole graph (`{settings['evaluation']}`), "
-        f"{len(seeds)} seed(s), each with its own roles and cut; the round is chosen on "
-        f"validation nodes of the silos' own graphs. Default settings: {first['rounds']} rounds of "
-        f"{first['local_epochs']} local epoch, batch {first['batch_size']}, fan-out "
-        f"{first['fan_out']}, two-layer GraphSAGE of {first['hidden']}, {first['optimizer']} "
-        f"{first['lr']:g}"
-        + (
-            f"; **other than the defaults: {_pairs(settings['overrides'])}**"
-            if settings["overrides"]
-            else ""
-        )
-        + ".\n\nOurs: mean ± standard deviation (half-width of the 95% interval). A published "
-        "figure: mean ± standard deviation, our difference to it, and whether that is *within* "
-        "the larger of the published deviation and our interval. (results.md asks less: there the "
-        "uncertainties of both count together.)\n"
-    ]
-    rows = result["rows"]
-    for dataset in dict.fromkeys(row["dataset"] for row in rows):
-        mine = [row for row in rows if row["dataset"] == dataset]
-        parts += [f"### {_name(dataset)}\n", _accuracy_table(mine, published["accuracy"])]
-    parts += ["### What the cut leaves out\n", _missing_table(rows, published["missing_share"])]
-    target = [row for row in rows if row["method"] == "fedsage"]
-    parts += ["### FedSage against the target\n", *_accuracy_target(target, published["accuracy"])]
-    return parts
-
-
-def _pairs(settings: Row) -> str:
-    return ", ".join(f"{key}={value}" for key, value in settings.items())
-
-
-def _accuracy_table(rows: Sequence[Row], papers: Result) -> str:
-    lines = []
-    for row in rows:
-        line = [
-            f"{_name(row['method'])}, M={row['silos']}",
-            f"{row['mean']:.4f} ± {row['std']:.4f} ({row['interval']:.4f})",
-        ]
-        for paper in PAPERS:
-            theirs = _published(papers, paper, row)
-            if theirs is None:
-                line += ["", ""]
-                continue
-            line.append(f"{theirs['acc']:.4f} ± {theirs['std']:.4f}")
-            line.append(f"{row['mean'] - theirs['acc']:+.4f} {verdict(row, theirs)}")
-        lines.append([*line, f"{row['macro_f1']:.4f}", f"{row['seconds']:.1f}"])
-    head = ["", "ours"]
-    for name in PAPERS.values():
-        head += [name, "difference"]
-    return table([*head, "macro-F1", "s/run"], lines)
-
-
-def _published(papers: Result, paper: str, row: Row) -> Row | None:
-    cells = papers[paper].get(row["dataset"], {}).get(str(row["silos"]), {})
-    found: Row | None = cells.get(row["method"])
-    return found
-
-
-def _missing_table(rows: Sequence[Row], published: Result) -> str:
-    lines = []
-    for row in rows:
-        if row["method"] == "fedsage" and row["missing_share"] is not None:
-            theirs = published.get(row["dataset"], {}).get(str(row["silos"]))
-            lines.append(
-                [
-                    f"{_name(row['dataset'])}, M={row['silos']}",
-                    f"{row['missing_share']:.4f}",
-                    "" if theirs is None else f"{theirs:.4f}",
-                ]
-            )
-    return table(["share of links missing", "ours", "FedDEP's table"], lines)
-
-
-def _accuracy_target(rows: Sequence[Row], papers: Result) -> list[str]:
-    """Met: within one paper's spread, or above both papers' figures."""
-    lines = []
-    for row in rows:
-        known = [theirs for paper in PAPERS if (theirs := _published(papers, paper, row))]
-        if not known:
-            continue
-        verdicts = [verdict(row, theirs) for theirs in known]
-        good = "within" in verdicts or all(each == "above" for each in verdicts)
-        lines.append(
-            [
-                f"{_name(row['dataset'])}, M={row['silos']}",
-                f"{row['mean']:.4f}",
-                " / ".join(f"{theirs['acc']:.4f}" for theirs in known),
-                " / ".join(verdicts),
-                "met" if good else "**not met**",
-            ]
-        )
-    words = "Target: within the published spread of either paper (or above both).\n"
-    return [words, table(["", "ours", "published", "", "target"], lines)]
 
 
 # Mending
@@ -774,7 +663,6 @@ def _deployed_target(row: Row, targets: Row) -> float:
 
 Section = Callable[[Result, Result], list[str]]
 SECTIONS: dict[str, tuple[str, Section]] = {
-    "accuracy": ("Accuracy", _accuracy),
     "mending_cost": ("What mending costs", _mending_cost),
     "deep_neighbours": ("FedDEP: what deep neighbours are worth", _deep_neighbours),
     "fedggr_cost": ("FedGGR: what a round costs", _fedggr),
