@@ -34,15 +34,18 @@ def gains(left: Tensor, right: Tensor) -> bool:
     return large and plain and mkl_holds_back()
 
 
+def has_onednn() -> bool:
+    """Whether this build of torch has the operation that is used here."""
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
 @cache
 def mkl_holds_back() -> bool:
     """Whether this processor has wide vector units that MKL does not use.
 
     What cannot be found out is answered with no: then torch multiplies as it always does.
     """
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not hasattr(
-        torch.ops.mkldnn, "_linear_pointwise"
-    ):
+    if not has_onednn() or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     try:
         makers = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
