@@ -36,6 +36,7 @@ NAMES = {
     "pubmed": "PubMed",
     "sage": "GraphSAGE",
     "gcn": "GCN",
+    "fedavg": "FedAvg",
     "fedsage": "FedSage",
     "fedsage+": "FedSage+",
     "feddep": "FedDEP",
