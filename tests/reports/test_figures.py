@@ -122,6 +122,18 @@ def test_a_wrong_value_is_told_with_its_line(path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "key", ["method", "seed", "split", "pooled", "result", "bytes", "measured"]
+)
+def test_what_is_missing_is_told(path: Path, key: str) -> None:
+    """Also where None would be allowed: a damaged key is not a value."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    next(line for line in lines if line.get("name") == "b/seed-0").pop(key)
+    path.write_text("\n".join(json.dumps(line, separators=(",", ":")) for line in lines))
+    with pytest.raises(FileFormatError, match=rf"line \d+: .*{key} is wrong"):
+        figures.read(path)
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
         ("[]", "no JSON object"),

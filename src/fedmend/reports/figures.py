@@ -132,7 +132,8 @@ def _problem(run: Record) -> str:
         "content_hash": _is_text(run.get("content_hash")),
         "dataset": _is_text(run.get("dataset")),
         "pooled": isinstance(run.get("pooled"), bool),
-        "result": run.get("result") is None or _is_result(run.get("result")),
+        # None where there were no test nodes, which is not the same as nothing said of it.
+        "result": "result" in run and (run["result"] is None or _is_result(run["result"])),
         "bytes": _has(run.get("bytes"), "up", "down"),
         "measured": _has(run.get("measured"), "seconds"),
         "settings": isinstance(run.get("settings"), dict),
