@@ -130,13 +130,25 @@ class Impaired:
                 total += min(distance(row, target[u]) for u in self.lost[v])
         return total / len(self.kept)
 
+    def self_loss(self, made: dict[int, list[Row]], asked: dict[int, int]) -> float:
+        """Each generated neighbour, lost or asked for, against the node it is made for."""
+        total = 0.0
+        for v in self.kept:
+            for row in made[v][: max(asked[v], min(len(self.lost[v]), SLOTS))]:
+                total += distance(row, X[v])
+        return total / len(self.kept)
+
     def class_loss(self, scores: Rows) -> float:
         trained = [v for v in self.kept if TRAIN[v]]
         return sum(cross_entropy(scores[v], LABELS[v]) for v in trained) / len(trained)
 
 
-def asked_of(predicted: dict[int, float]) -> dict[int, int]:
-    return {v: min(max(round(value), LEAST), SLOTS) for v, value in predicted.items()}
+def asked_of(predicted: dict[int, float], short: dict[int, int] | None = None) -> dict[int, int]:
+    """As many as predicted, at least LEAST and what a node is short of its least degree."""
+    return {
+        v: min(max(round(value), LEAST, (short or {}).get(v, 0)), SLOTS)
+        for v, value in predicted.items()
+    }
 
 
 def spread(learner: NeighbourGenerator) -> None:
@@ -159,10 +171,19 @@ def common() -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(("self_weight", "least_degree"), [(0.0, 0), (0.4, 0), (0.4, 2)])
 @pytest.mark.parametrize("seed", range(5))
-def test_neighgen(seed: int) -> None:
-    """lambda^d L^d + lambda^f L^f + lambda^c L^c of Eq. (4) and (5)."""
-    settings = NeighGenSettings(**common(), generator_width=6, feature_weight=0.3, class_weight=1.1)
+def test_neighgen(seed: int, self_weight: float, least_degree: int) -> None:
+    """lambda^d L^d + lambda^f L^f + lambda^c L^c of Eq. (4) and (5); the node itself within L^f."""
+    settings = NeighGenSettings(
+        **common(),
+        generator_width=6,
+        feature_weight=0.3,
+        class_weight=1.1,
+        self_weight=self_weight,
+        least_degree=least_degree,
+        noise=0.7,
+    )
     learner = NeighGen("silo", GRAPH, settings, seed)
     spread(learner)
     batch, noise = learner.draw_batch()
@@ -174,7 +195,9 @@ def test_neighgen(seed: int) -> None:
     made = plain.made(z, layers=2)
     x: Rows = dict(plain.x)
     neighbours: dict[Any, list[Any]] = {v: list(others) for v, others in plain.left.items()}
-    for v, count in asked_of(predicted).items():
+    short = {v: least_degree - len(seen) for v, seen in plain.left.items()}
+    asked = asked_of(predicted, short)
+    for v, count in asked.items():
         for slot in range(count):
             new = (v, slot)
             x[new] = made[v][slot]
@@ -187,7 +210,8 @@ def test_neighgen(seed: int) -> None:
         plain.class_loss(scores),
     )
     assert min(terms) > 0
-    expected = 0.7 * terms[0] + 0.3 * terms[1] + 1.1 * terms[2]
+    lost = terms[1] + self_weight * plain.self_loss(made, asked)
+    expected = 0.7 * terms[0] + 0.3 * lost + 1.1 * terms[2]
     before = weights_of(learner.head)
     assert learner.step(batch, noise) == pytest.approx(expected, abs=1e-5)
     assert weights_of(learner.head) != before

@@ -64,7 +64,7 @@ def test_without_neighbours_it_is_fedsage() -> None:
 def test_where_nothing_is_generated_it_is_fedsage_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """All phases take place, and what they draw is none of FedSage's business."""
     monkeypatch.setattr(
-        NeighGen, "rounded", lambda self, predicted: torch.zeros_like(predicted).long()
+        NeighGen, "rounded", lambda self, predicted, degree: torch.zeros_like(degree)
     )
     plain = train("fedsage", PARTITION, **QUICK, dropout=0.2)
     found = train("fedsage+", PARTITION, **SMALL)
@@ -110,7 +110,84 @@ def test_first_half_of_both_is_the_same() -> None:
     assert generated(plus) == generated(local)
 
 
+@pytest.mark.parametrize("method", ["fedsage+", "local+"])
+def test_copies_of_nobody_are_the_plain_method(method: str) -> None:
+    settings = {**(SMALL if method == "fedsage+" else ALONE), "generator": "copy"}
+    plain = train("fedsage" if method == "fedsage+" else "local", PARTITION, **QUICK, dropout=0.2)
+    found = train(method, PARTITION, **settings, least_degree=0)
+    assert generated(found) == 0
+    assert found.history["training"] == plain.history["training"]
+    copies = train(method, PARTITION, **settings, least_degree=3)
+    assert generated(copies) > 0
+    assert copies.history["training"] != plain.history["training"]
+
+
+def test_copies_cost_no_message_but_the_count() -> None:
+    plain = train("fedsage", PARTITION, **QUICK, dropout=0.2).ledger
+    copies = train("fedsage+", PARTITION, **{**SMALL, "generator": "copy"}).ledger
+    assert {entry.message for entry in copies.entries} == {
+        *(entry.message for entry in plain.entries),
+        *("fedsage_plus.Mended", "federation.Nothing"),
+    }
+    assert {e.phase for e in copies.entries if e.message == "fedsage_plus.Mended"} == {"mending"}
+
+
 # Mending
+
+
+def test_a_node_that_sees_too_few_gets_copies_of_itself() -> None:
+    for graph in (hard_silos()["an isolated node"], tiny_graph(24, sparse=True)):
+        for least, most in ((0, 5), (1, 5), (3, 5), (3, 1)):
+            silo = silo_of(graph, generator="copy", least_degree=least, neighbours=most)
+            count = silo.mend(Nothing()).generated
+            mended = silo.local.graph
+            dense, x = (
+                each.to_dense() if each.layout != torch.strided else each
+                for each in (mended.x, graph.x)
+            )
+            expected = [min(max(least - seen, 0), most) for seen in graph.degree.tolist()]
+            assert (mended.degree[:24] - graph.degree).tolist() == expected
+            assert sum(expected) == count == mended.num_nodes - 24
+            for new in range(24, mended.num_nodes):
+                (owner,) = mended.col[mended.rowptr[new] : mended.rowptr[new + 1]].tolist()
+                assert torch.equal(dense[new], x[owner])
+
+
+def test_copies_are_not_learned() -> None:
+    silo = silo_of(tiny_graph(24), generator="copy")
+    with pytest.raises(FederationError, match="silo has no generator to learn"):
+        silo.learn_alone(Nothing())
+    silo.restore(silo.state())
+    assert silo.generated is None
+
+
+def test_who_sees_nobody_gets_a_neighbour() -> None:
+    """Where the prediction is none: what is sure does not have to be learned."""
+    graph = hard_silos()["no edges at all"]
+    for least, expected in ((0, 0), (1, 24)):
+        silo = silo_of(graph, least_degree=least, least_neighbours=0)
+        silo.learn_alone(Nothing())
+        with torch.no_grad():
+            silo.learner.number.bias.fill_(-100.0)
+        assert silo.mend(Nothing()).generated == expected
+
+
+def test_neighbours_learn_to_be_like_their_node() -> None:
+    """The more the node itself counts, the nearer its neighbours come to it."""
+    graph, far = tiny_graph(60), []
+    for weight in (0.0, 1.0, 30.0):
+        silo = silo_of(graph, self_weight=weight, embedding=16, generator_width=32, noise=0.01)
+        for _ in range(100):
+            silo.learn_alone(Nothing())
+        made, owner = silo.learner.generate()
+        far.append(float(((made - graph.x[owner]) ** 2).sum(1).mean()))
+    assert far[0] > far[1] > far[2]
+
+
+def test_noise_is_as_large_as_it_is_set() -> None:
+    drawn = [silo_of(tiny_graph(30), noise=noise).learner.draw_batch()[1] for noise in (1.0, 0.25)]
+    assert torch.equal(drawn[0] * 0.25, drawn[1])
+    assert float(drawn[0].std()) == pytest.approx(1.0, abs=0.2)
 
 
 def test_a_silo_mends_its_graph_once() -> None:

@@ -337,7 +337,7 @@ def test_an_offer_below_the_minimum_holds_nothing() -> None:
 
 
 def test_an_offer_tells_of_no_node_without_a_predicted_neighbour() -> None:
-    silo = silos(replace(SETTINGS, least_neighbours=0))["silo-0"]
+    silo = silos(replace(SETTINGS, least_degree=0, least_neighbours=0))["silo-0"]
     learner = silo.learner
     with torch.no_grad():  # about half of the nodes miss one
         values = learner.embeddings() @ learner.number.weight
@@ -347,13 +347,17 @@ def test_an_offer_tells_of_no_node_without_a_predicted_neighbour() -> None:
     assert int(offer.predicted.min()) >= 1
 
 
-def test_every_node_gets_the_least_number_of_neighbours() -> None:
-    for least in (0, 1, 3, 100):
-        silo = silos(replace(SETTINGS, least_neighbours=least))["silo-0"]
-        learner = silo.learner
-        predicted = torch.tensor([0.0, 0.4, 1.6, 2.2, 50.0])
-        expected = [min(max(each, least), learner.neighbours) for each in (0, 0, 2, 2, 50)]
-        assert learner.rounded(predicted).tolist() == expected
+@pytest.mark.parametrize("least", [0, 1, 3, 100])
+@pytest.mark.parametrize("least_degree", [0, 1, 2, 100])
+def test_every_node_gets_the_least_number_of_neighbours(least: int, least_degree: int) -> None:
+    settings = replace(SETTINGS, least_neighbours=least, least_degree=least_degree)
+    learner = silos(settings)["silo-0"].learner
+    predicted, seen = [0.0, 0.4, 1.6, 0.0, 2.2, 50.0], [0, 3, 1, 1, 0, 2]
+    expected = [
+        min(max(round(number), least, least_degree - degree), learner.neighbours)
+        for number, degree in zip(predicted, seen, strict=True)
+    ]
+    assert learner.rounded(torch.tensor(predicted), torch.tensor(seen)).tolist() == expected
 
 
 @given(

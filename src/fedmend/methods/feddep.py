@@ -374,7 +374,7 @@ class DGen(NeighbourGenerator):
         """The neighbours that the nodes of the whole silo graph miss."""
         hops = [whole_graph_hop(self.graph)] * len(self.encoder.layers)
         z = self.encoder.embed(Features(self.graph.x), hops)
-        return DeepNeighbours(*self.head(z, self.rounded(self.number(z))))
+        return DeepNeighbours(*self.head(z, self.rounded(self.number(z), self.graph.degree)))
 
     def streams(self) -> dict[str, torch.Generator]:
         return {**super().streams(), "kept": self._sampler}

@@ -19,12 +19,18 @@ harder, neither makes it safe. With two silos there is nothing to add up, which 
 
 Beyond the paper, or where it is silent:
 - Eq. (3) prints the number of missing neighbours as a function of itself; it is one of z_v.
-- At least `least_neighbours` neighbours are generated for every node. Hidden nodes teach how many
-  of *them* a node misses, which says nothing of how many edges were cut: on a random cut of Cora
-  into five the prediction is below one for most nodes, where three are missing on average. It is
-  what makes mending work here (docs/methods/fedsage-plus.md has the figures); 0 is the paper's.
+- At least `least_neighbours` neighbours are generated for every node (the paper: 0). Hidden nodes
+  teach how many of *them* a node misses, which says nothing of how many edges were cut: on a
+  random cut of Cora into five the prediction is below one for most nodes, where three are missing
+  on average. What is sure is that a node which sees nobody misses somebody: `least_degree`
+  generates only so many that everybody has that many neighbours.
+- A silo of 270 nodes has two dozen examples of a hidden neighbour where edges are few: from these
+  alone, under noise as large as the embeddings (`noise`), every node gets about the same
+  neighbour, the mean of all. With `self_weight` they learn to be like the node itself too.
+- `generator="copy"` learns nothing: a node that sees too few gets copies of itself. It is the
+  control that a learned generator has to beat, and nothing is exchanged for it.
 - Half of the nodes are hidden (the paper: 15%), and the neighbour head is 256 wide (the code:
-  2048; the paper gives no width).
+  2048; the paper gives no width). docs/methods/fedsage-plus.md has figures of all of these.
 - The predicted number is rounded. The reconstruction loss covers the true number of lost
   neighbours, so that the head also learns where too few are predicted; the exchange covers the
   predicted number, since the true one must not leave.
@@ -54,10 +60,10 @@ from fedmend.models.backbones import ModelShape, build
 from fedmend.models.features import Features, MendedFeatures
 from fedmend.parts.head_exchange import ExchangingSilo, exchange, note_loss, say_if_two
 from fedmend.parts.local_training import LocalTraining
-from fedmend.parts.mending import mended, mended_hops
+from fedmend.parts.mending import copies_of_lonely, mended, mended_hops
 from fedmend.parts.neighbour_generator import NeighbourGenerator
 from fedmend.parts.randomness import stream
-from fedmend.parts.reconstruction import lost_neighbour_loss
+from fedmend.parts.reconstruction import lost_neighbour_loss, own_row_loss
 from fedmend.privacy.ledger import Kind
 
 
@@ -66,7 +72,15 @@ class NeighGenSettings(fedavg.FedAvgSettings):
     """How a silo's generator is built and trained on its own graph."""
 
     neighbours: int = setting(5, "most neighbours generated for a node (k)", low=0, high=100)
+    least_degree: int = setting(
+        0, "fewest neighbours of a mended node, seen and generated", low=0, high=100
+    )
     least_neighbours: int = setting(2, "fewest neighbours generated for a node", low=0, high=100)
+    generator: str = setting(
+        "learned",
+        "learned, or copy: nodes that see fewer than least_degree get copies of themselves",
+        choices=("learned", "copy"),
+    )
     hide: float = setting(0.5, "share of a silo's nodes hidden to learn from (h)", low=0, high=0.9)
     embedding: int = setting(128, "width of the embeddings z_v (d_z)", low=1, high=10**5)
     encoder_layers: int = setting(2, "layers of the generator's encoder", low=1, high=20)
@@ -82,7 +96,11 @@ class NeighGenSettings(fedavg.FedAvgSettings):
     generator_lr: float = setting(1e-3, "step size of the generator", low=0.0)
     number_weight: float = setting(1.0, "weight of the number loss (lambda^d)", low=0.0)
     feature_weight: float = setting(1.0, "weight of the feature loss (lambda^f)", low=0.0)
+    self_weight: float = setting(
+        0.0, "what a node itself counts as a target of its neighbours, within L^f", low=0.0
+    )
     class_weight: float = setting(1.0, "weight of the classification loss (lambda^c)", low=0.0)
+    noise: float = setting(1.0, "standard deviation of the noise on embeddings", low=0.0)
     noise_in_mending: bool = setting(False, "add noise to embeddings in mending too")
 
 
@@ -109,6 +127,7 @@ class NeighGen(NeighbourGenerator):
             embedding=settings.embedding,
             neighbours=settings.neighbours,
             least=settings.least_neighbours,
+            least_degree=settings.least_degree,
             widths=(settings.generator_hidden, settings.generator_width),
             outputs=graph.num_features,
             bounded=settings.generator_output == "tanh",
@@ -116,6 +135,7 @@ class NeighGen(NeighbourGenerator):
             batch=settings.generator_batch,
             lr=settings.generator_lr,
             number_weight=settings.number_weight,
+            noise=settings.noise,
             seed=seed,
         )
         self._features = Features(self.impaired.graph.x, reused=True)
@@ -129,9 +149,12 @@ class NeighGen(NeighbourGenerator):
     def reconstruction_loss(
         self, made: Tensor, owner: Tensor, is_true: Tensor, batch: int
     ) -> Tensor:
-        """L^f of Eq. (4): against the nearest of the neighbours a node really lost."""
-        lost = lost_neighbour_loss(made[is_true], owner[is_true], self.impaired, self.graph.x)
-        return self.settings.feature_weight * lost / batch
+        """L^f of Eq. (4): against the nearest of the neighbours a node really lost, and itself."""
+        loss = lost_neighbour_loss(made[is_true], owner[is_true], self.impaired, self.graph.x)
+        if self.settings.self_weight:
+            itself = own_row_loss(made, owner, self.impaired.graph.x)
+            loss = loss + self.settings.self_weight * itself
+        return self.settings.feature_weight * loss / batch
 
     def classification_loss(
         self, batch: Tensor, made: Tensor, owner: Tensor, is_asked: Tensor
@@ -149,9 +172,10 @@ class NeighGen(NeighbourGenerator):
         """The neighbours that the silo's nodes miss, and the node each belongs to (Eq. 3)."""
         hops = [whole_graph_hop(self.graph)] * len(self.encoder.layers)
         z = torch.relu(self.encoder(Features(self.graph.x), hops))
-        counts = self.rounded(self.number(z))
+        counts = self.rounded(self.number(z), self.graph.degree)
         if self.settings.noise_in_mending:
-            z = z + torch.randn(z.shape, generator=self._mending_noise)
+            noise = torch.randn(z.shape, generator=self._mending_noise)
+            z = z + self.settings.noise * noise
         made, owner = self.head(z, counts)
         return made, owner
 
@@ -182,13 +206,19 @@ class Mending(ExchangingSilo):
     local: LocalTraining
 
     def start_generator(self) -> None:
-        self._generator: NeighGen | None = NeighGen(self.name, self.graph, self.settings, self.seed)
+        self._generator: NeighGen | None = None
+        if self.settings.generator == "learned":
+            self._generator = NeighGen(self.name, self.graph, self.settings, self.seed)
         self.generated: tuple[Tensor, Tensor] | None = None
 
     @property
     def learner(self) -> NeighGen:
         if self._generator is None:
-            raise FederationError(f"{self.name} has mended its graph: its generator is gone")
+            raise FederationError(
+                f"{self.name} has mended its graph: its generator is gone"
+                if self.generated is not None
+                else f'{self.name} has no generator to learn: it is set to generator="copy"'
+            )
         return self._generator
 
     def candidates(self) -> Tensor:
@@ -201,10 +231,17 @@ class Mending(ExchangingSilo):
     def mend(self, _: Nothing) -> Mended:
         """Generate the missing neighbours, and train on the mended graph from now on."""
         if self.generated is None:
-            nothing = torch.zeros(0, self.graph.num_features), torch.zeros(0, dtype=torch.int64)
-            self.generated = self.learner.generate() if self.learner.trained else nothing
+            self.generated = self._generate()
         self._train_on(self._mended_by(*self.generated))
         return Mended(len(self.generated[1]))
+
+    def _generate(self) -> tuple[Tensor, Tensor]:
+        settings = self.settings
+        if settings.generator == "copy":
+            return copies_of_lonely(self.graph, settings.least_degree, settings.neighbours)
+        if self.learner.trained:
+            return self.learner.generate()
+        return torch.zeros(0, self.graph.num_features), torch.zeros(0, dtype=torch.int64)
 
     def _mended_by(self, features: Tensor, owner: Tensor) -> Graph:
         """The graph with its generated neighbours, once and for all; the generator is forgotten."""
@@ -225,7 +262,8 @@ class Mending(ExchangingSilo):
     def state(self) -> dict[str, Tensor]:
         """Besides the classifier, the generator while it learns, then only what it generated."""
         if self.generated is None:
-            return {**super().state(), **self.learner.state()}
+            learned = {} if self._generator is None else self._generator.state()
+            return {**super().state(), **learned}
         features, owner = self.generated
         return {**super().state(), "generated features": features, "generated for": owner}
 
@@ -234,7 +272,8 @@ class Mending(ExchangingSilo):
             self.generated = state["generated features"], state["generated for"]
             self._train_on(self._mended_by(*self.generated))
         else:
-            self.learner.restore(state)
+            if self._generator is not None:
+                self._generator.restore(state)
             self._train_on(self.graph)
         super().restore(state)
 
@@ -257,11 +296,12 @@ def server(silos: Federation[Silo], settings: FedSagePlusSettings) -> dict[str, 
     """Generators alone, then in exchange; mending; FedAvg of the classifier."""
     state = fedavg.Training(fedavg.initial_weights(silos, settings))
     if settings.neighbours:
-        learn_alone(silos, settings, state)
-        exchanges = settings.generator_rounds if settings.alpha and len(silos.names) > 1 else 0
-        for number in silos.rounds(exchanges, state, "generator exchange"):
-            say_if_two(silos)
-            exchange(silos, number, settings.min_silos, settings.min_batch)
+        if settings.generator == "learned":
+            learn_alone(silos, settings, state)
+            exchanges = settings.generator_rounds if settings.alpha and len(silos.names) > 1 else 0
+            for number in silos.rounds(exchanges, state, "generator exchange"):
+                say_if_two(silos)
+                exchange(silos, number, settings.min_silos, settings.min_batch)
         mend_all(silos, settings, state)
     fedavg.train_rounds(silos, settings, state)
     silos.note(state.best_round, selected=1.0)

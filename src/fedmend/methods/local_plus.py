@@ -33,6 +33,7 @@ class Silo(Mending, local.Silo):
 def server(silos: Federation[Silo], settings: LocalPlusSettings) -> None:
     """Only keeps time: generators, mending, training."""
     if settings.neighbours:
-        learn_alone(silos, settings, local.Nowhere())
+        if settings.generator == "learned":
+            learn_alone(silos, settings, local.Nowhere())
         mend_all(silos, settings, local.Nowhere())
     local.train_rounds(silos, settings)

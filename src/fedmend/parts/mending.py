@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedmend.data.sampling import Hop
 from fedmend.graph import Graph, is_sparse, offsets, row_entries, scipy_csr, spans
+from fedmend.parts.reconstruction import rows_as_dense
 
 
 def mended(graph: Graph, owners: Tensor, features: Tensor) -> Graph:
@@ -45,6 +46,16 @@ def mended(graph: Graph, owners: Tensor, features: Tensor) -> Graph:
         label_names=graph.label_names,
         feature_names=graph.feature_names,
     )
+
+
+def copies_of_lonely(graph: Graph, least_degree: int, most: int) -> tuple[Tensor, Tensor]:
+    """For nodes that see fewer than `least_degree` neighbours, copies of themselves to make it up.
+
+    Returns the copies' features and the node of each, as a generator would; `most` per node.
+    """
+    wanted = (least_degree - graph.degree).clamp(0, most)
+    owner = torch.repeat_interleave(torch.arange(graph.num_nodes), wanted)
+    return rows_as_dense(graph.x, owner), owner
 
 
 def mended_hops(

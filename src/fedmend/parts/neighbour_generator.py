@@ -37,6 +37,7 @@ class NeighbourGenerator(ABC):
         embedding: int,
         neighbours: int,
         least: int,
+        least_degree: int = 0,
         widths: tuple[int, ...],
         outputs: int,
         bounded: bool,
@@ -44,13 +45,14 @@ class NeighbourGenerator(ABC):
         batch: int,
         lr: float,
         number_weight: float,
+        noise: float = 1.0,
         seed: int,
     ) -> None:
         self.name, self.graph, self.encoder, self.classifier = name, graph, encoder, classifier
         self.neighbours, self.embedding = neighbours, embedding
-        self._least = min(least, neighbours)
+        self._least, self._least_degree = least, least_degree
         self.trained = False
-        self._batch, self._number_weight = batch, number_weight
+        self._batch, self._number_weight, self._noise_scale = batch, number_weight, noise
         self.noise = stream(seed, name, "generator noise")
         self._batches = stream(seed, name, "generator batches")
         weights = stream(seed, name, "generator weights")
@@ -108,21 +110,25 @@ class NeighbourGenerator(ABC):
         batch = torch.arange(nodes)
         if 0 < self._batch < nodes:
             batch = torch.randperm(nodes, generator=self._batches)[: self._batch]
-        return batch, torch.randn(len(batch), self.embedding, generator=self.noise)
+        noise = torch.randn(len(batch), self.embedding, generator=self.noise)
+        return batch, noise * self._noise_scale
 
     def predicted(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         """The batch's embeddings, and how many missing neighbours are predicted of each."""
         with torch.no_grad():
             z = self.embeddings()[batch]
-            return z, self.rounded(self.number(z))
+            return z, self.rounded(self.number(z), self.impaired.graph.degree[batch])
 
-    def rounded(self, predicted: Tensor) -> Tensor:
+    def rounded(self, predicted: Tensor, degree: Tensor) -> Tensor:
         """Predicted numbers of missing neighbours as whole numbers, from the least to k.
 
-        The prediction is learned from hidden nodes. It knows nothing of how many edges were cut,
-        which may be many more: hence a least number that the user can set.
+        degree: how many neighbours each node sees. The prediction is learned from hidden nodes and
+        knows nothing of how many edges were cut, which may be many more. What is sure is that a
+        node which sees nobody misses somebody: hence a least degree after mending, and a least
+        number to generate, that the user can set.
         """
-        return predicted.detach().round().long().clamp(self._least, self.neighbours)
+        least = (self._least_degree - degree).clamp(min=self._least)
+        return torch.maximum(predicted.detach().round().long(), least).clamp(max=self.neighbours)
 
     def step(
         self, batch: Tensor, noise: Tensor, cross: Mapping[str, Tensor] | None = None
@@ -131,7 +137,8 @@ class NeighbourGenerator(ABC):
         z = self.embeddings()[batch]
         predicted = self.number(z)
         loss = self._number_weight * number_loss(predicted, self.impaired.missing[batch])
-        asked, true = self.rounded(predicted), self.true[batch]
+        asked = self.rounded(predicted, self.impaired.graph.degree[batch])
+        true = self.true[batch]
         made, row = self.head(z + noise, torch.maximum(asked, true))
         slot = self.head.slot_of(row)
         owner = batch[row]

@@ -39,6 +39,11 @@ def lost_neighbour_loss(made: Tensor, owner: Tensor, impaired: Impaired, x: Tens
     return squared_distance(made, rows_as_dense(x, found))
 
 
+def own_row_loss(made: Tensor, owner: Tensor, x: Tensor) -> Tensor:
+    """Each generated neighbour against the row of the node it was made for."""
+    return squared_distance(made, rows_as_dense(x, owner))
+
+
 def nearest_loss(made: Tensor, x: Tensor) -> Tensor:
     """Each generated neighbour against the nearest of all rows of x."""
     if not len(made):
