@@ -31,7 +31,7 @@ from fedmend.parts.prototypes import Prototypes
 from fedmend.privacy.gaussian import gaussian_epsilon
 from fedmend.reports.record import RECORD
 from fedmend.run import Result, train
-from tests.tiny import QUICK, comparable, same_weights, tiny_graph, tiny_partition
+from tests.tiny import QUICK, comparable, rebuilt, same_weights, tiny_graph, tiny_partition
 
 PARTITION = tiny_partition()
 UNEQUAL = tiny_partition(nodes=61)
@@ -48,8 +48,12 @@ SMALL: dict[str, Any] = {
 SCHEMA = Schema(6, PARTITION.silos["silo-0"].label_names)
 
 
+def settings_of(**others: Any) -> FedDEPSettings:
+    return FedDEPSettings(**{**SMALL, **others})
+
+
 def silo_of(name: str = "silo-0", **others: Any) -> Silo:
-    return Silo(name, PARTITION.silos[name], FedDEPSettings(**{**SMALL, **others}), 0)
+    return Silo(name, PARTITION.silos[name], settings_of(**others), 0)
 
 
 def shared(result: Result) -> dict[str, Tensor]:
@@ -76,6 +80,30 @@ def test_where_nothing_is_kept_it_is_fedavg_of_the_same_f(
     mended = train("feddep", PARTITION, **{**SMALL, "fused": fused})
     assert mended.history["generators"][1]["generated"] > 0
     assert not same_weights(shared(mended), plain.weights)
+
+
+def lonely_nodes(partition: Partition) -> int:
+    return sum(int((graph.degree == 0).sum()) for graph in partition.silos.values())
+
+
+def test_where_everybody_sees_somebody_nobody_hears_itself() -> None:
+    whole = tiny_partition(1)
+    assert not lonely_nodes(whole)
+    assert lonely_nodes(PARTITION), "or the reductions above would not have shown it"
+    for partition, same in ((whole, True), (PARTITION, False)):
+        one, other = (
+            train("feddep", partition, **SMALL, hears_itself=who).weights
+            for who in ("lonely", "nobody")
+        )
+        assert same_weights(one, other) is same
+
+
+def test_f_as_printed_hears_itself_anyway() -> None:
+    one, other = (
+        train("feddep", PARTITION, **SMALL, fused="paper", hears_itself=who).weights
+        for who in ("predicted", "nobody")
+    )
+    assert same_weights(one, other)
 
 
 @pytest.mark.parametrize("method", ["feddep", "feddep-no-dgen", "feddep-no-proto"])
@@ -259,6 +287,83 @@ def test_a_new_draw_in_every_epoch() -> None:
         seen.append(silo.local._mended)
     assert not torch.equal(seen[0], seen[1])
     assert draw is silo.local.sampler
+
+
+def with_lonely_nodes(**others: Any) -> Silo:
+    """A silo of which every second node sees nobody, when it has generated its neighbours."""
+    graph = tiny_graph(40)
+    both = (graph.edges % 2 == 1).all(0)
+    silo = Silo("silo", rebuilt(graph, edges=graph.edges[:, both]), settings_of(**others), 0)
+    silo.local.neighbours = DeepNeighbours(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    return silo
+
+
+def test_the_sampler_draws_anew_who_hears_itself() -> None:
+    seen = []
+    for rate in (0.0, 0.5, 0.5, 1.0):
+        silo = with_lonely_nodes(rate=rate)
+        lonely = silo.graph.degree == 0
+        for _ in range(2):
+            silo.local._epoch()
+            more = silo.local.heard.degree - silo.graph.degree
+            assert bool((more[~lonely] == 0).all())
+            seen.append(more[lonely])
+    none, half, again, everyone = seen[0::2]
+    assert int(none.sum()) == 0
+    assert bool((everyone == 1).all())
+    assert 0 < int(half.sum()) < len(half)
+    assert torch.equal(half, again), "by the seed"
+    assert not torch.equal(half, seen[3]), "another in the next epoch"
+
+
+def test_a_node_hears_itself_for_every_neighbour_it_is_said_to_miss() -> None:
+    silo = with_lonely_nodes(rate=1.0, hears_itself="predicted")
+    lonely = silo.graph.degree == 0
+    assert [int(lonely[node]) for node in (0, 2, 5, 7)] == [1, 1, 0, 0]
+    silo.local.neighbours = DeepNeighbours(torch.ones(4, 4), torch.tensor([2, 2, 5, 2]))
+    silo.local._epoch()
+    more = silo.local.heard.degree - silo.graph.degree
+    expected = {2: 3, 5: 1}
+    assert more.tolist() == [
+        expected.get(node, int(alone)) for node, alone in enumerate(lonely.tolist())
+    ]
+
+
+def test_a_silo_that_generated_nothing_for_want_of_prototypes_hears_nobody() -> None:
+    silo = with_lonely_nodes(rate=1.0)
+    silo.local.neighbours = None  # it was lost
+    silo.local._epoch()
+    assert silo.local.heard is silo.graph
+
+
+def test_full_batches_hear_what_small_ones_do() -> None:
+    """All nodes and all neighbours in one step, prepared once per epoch or gathered."""
+    found = []
+    for batch in (0, 10**6):
+        silo = with_lonely_nodes(rate=1.0, batch_size=batch, fan_out=0, dropout=0.0)
+        silo.local.load(silo_of().local.weights())
+        silo.local.train()
+        found.append({key: value.clone() for key, value in silo.local.weights().items()})
+    nobody = with_lonely_nodes(hears_itself="nobody", batch_size=0, fan_out=0, dropout=0.0)
+    nobody.local.load(silo_of().local.weights())
+    nobody.local.train()
+    for key, value in found[0].items():
+        torch.testing.assert_close(value, found[1][key])
+    assert not same_weights(found[0], nobody.local.weights())
+
+
+def test_dp_sgd_clips_what_is_heard_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inner products that are kept from step to step are those of today's edges."""
+    found = []
+    for most in (2**25, 0):
+        monkeypatch.setattr("fedmend.parts.private_training.MOST_KEPT", most)
+        silo = with_lonely_nodes(protection="dp-sgd", noise=0.0, clip=0.05, dropout=0.0)
+        silo.local.load(silo_of().local.weights())
+        for _ in range(3):
+            silo.local.train()
+        found.append(silo.local.weights())
+    for key, value in found[0].items():
+        torch.testing.assert_close(value, found[1][key])
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 5])

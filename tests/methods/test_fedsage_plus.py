@@ -208,6 +208,49 @@ def test_a_silo_mends_its_graph_once() -> None:
         silo.learn_alone(Nothing())
 
 
+def mended_silo(**others: Any) -> Silo:
+    silo = silo_of(tiny_graph(30), least_neighbours=1, **others)
+    silo.learn_alone(Nothing())
+    assert silo.mend(Nothing()).generated >= 30
+    return silo
+
+
+def test_generated_neighbours_are_drawn_anew_in_every_epoch() -> None:
+    seen = []
+    for rate in (0.0, 0.5, 0.5):
+        silo = mended_silo(rate=rate)
+        for _ in range(2):
+            silo.local._epoch()
+            degree = silo.local.heard.degree
+            # An edge to a generated node goes both ways or is not there; the silo's own all are.
+            assert int(degree.sum()) == len(silo.graph.col) + 2 * int(degree[30:].sum())
+            seen.append(degree[30:])
+    none, half, again = seen[0::2]
+    assert int(none.sum()) == 0
+    assert 0 < int(half.sum()) < len(half)
+    assert torch.equal(half, again), "by the seed"
+    assert not torch.equal(half, seen[3]), "another in the next epoch"
+    always = mended_silo(rate=1.0)
+    always.local._epoch()
+    assert always.local.heard is always.local.graph
+
+
+@pytest.mark.parametrize("backbone", ["sage", "gcn"])
+def test_generated_neighbours_that_are_never_kept_train_nothing(backbone: str) -> None:
+    """In full batches, where nothing else is drawn: a step is that of the graph as it was."""
+    alike = {"batch_size": 0, "fan_out": 0, "dropout": 0.0, "backbone": backbone}
+    never = mended_silo(rate=0.0, **alike)
+    plain = silo_of(tiny_graph(30), **alike)
+    always = mended_silo(rate=1.0, **alike)
+    for silo in (never, always):
+        silo.local.load(plain.local.weights())
+    losses = [silo.local.train() for silo in (plain, never, always)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    assert losses[0] != pytest.approx(losses[2], abs=1e-6)
+    for key, value in plain.local.weights().items():
+        torch.testing.assert_close(never.local.weights()[key], value)
+
+
 def test_silos_are_tested_on_their_mended_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each is tested on its own graph; the test nodes are the same."""
     given: dict[str, Graph] = {}

@@ -6,14 +6,22 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from fedmend.data.sampling import whole_graph_hop
+from fedmend.data.sampling import Adjacency, whole_graph_hop
 from fedmend.graph import Graph, is_sparse
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.features import Features, MendedFeatures
-from fedmend.parts.mending import mended, mended_hops
-from tests.tiny import tiny_graph
+from fedmend.parts.mending import (
+    copies_of_lonely,
+    hearing_themselves,
+    mended,
+    mended_hops,
+    without_nodes,
+)
+from tests.tiny import plain_graph, tiny_graph
 
 OWNERS = torch.tensor([5, 0, 5, 19])  # node 5 gets two; the order is not theirs
 BACKBONES = ["sage", "gcn", "gat", "fused-sage", "fused-paper"]
@@ -156,3 +164,51 @@ def test_nothing_is_kept_from_one_step_to_the_next() -> None:
         found = model(MendedFeatures(own, generated(seed)), mended_hops(graph, OWNERS, nodes, 2))
         expected = scores(model, mended(graph, OWNERS, generated(seed)))[:20]
         torch.testing.assert_close(found, expected)
+
+
+# Edges that are there in some epochs only
+
+
+def heard_by(edges: Adjacency | Graph) -> list[list[int]]:
+    ends = edges.rowptr.tolist()
+    col = edges.col.tolist()
+    return [col[ends[i] : ends[i + 1]] for i in range(edges.num_nodes)]
+
+
+@given(kept=st.lists(st.booleans(), min_size=24, max_size=24))
+def test_edges_between_kept_nodes_by_plain_loops(kept: list[bool]) -> None:
+    graph = mended(tiny_graph(20), OWNERS, generated())
+    found = without_nodes(graph, torch.tensor(kept))
+    expected = [
+        [other for other in others if kept[node] and kept[other]]
+        for node, others in enumerate(heard_by(graph))
+    ]
+    assert heard_by(found) == expected
+    assert found.num_nodes == graph.num_nodes
+    assert found.degree.tolist() == [len(each) for each in expected]
+
+
+LONELY = plain_graph(7, [(1, 2), (2, 5)])  # 0, 3, 4 and 6 see nobody
+
+
+@given(times=st.lists(st.integers(0, 3), min_size=7, max_size=7))
+def test_hearing_oneself_by_plain_loops(times: list[int]) -> None:
+    found = hearing_themselves(LONELY, torch.tensor(times))
+    expected = [others + [node] * times[node] for node, others in enumerate(heard_by(LONELY))]
+    assert heard_by(found) == expected
+    assert LONELY.degree.tolist() == [0, 1, 2, 0, 0, 1, 0], "the graph itself is untouched"
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_to_hear_oneself_is_to_hear_a_copy(layers: int) -> None:
+    """The copy has its node as its only neighbour: both are the same in every layer."""
+    shape = ModelShape("sage", 3, 3, hidden=8, layers=layers, heads=1, dropout=0.0)
+    model = build(shape, torch.Generator().manual_seed(3))
+    copies, owner = copies_of_lonely(LONELY, 1, 1)
+    with_copies = scores(model, mended(LONELY, owner, copies))[:7]
+    itself = whole_graph_hop(hearing_themselves(LONELY, (LONELY.degree == 0).long()))
+    found: Tensor = model(Features(LONELY.x), [itself] * layers)
+    torch.testing.assert_close(found, with_copies)
+    alone = scores(model, LONELY)
+    assert not torch.allclose(found[owner], alone[owner])
+    torch.testing.assert_close(found[[1, 2, 5]], alone[[1, 2, 5]])

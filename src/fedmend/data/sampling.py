@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +26,28 @@ if TYPE_CHECKING:
 
 ALL_NEIGHBOURS = 0
 """The fan-out that means: every neighbour."""
+
+
+@dataclass(frozen=True)
+class Adjacency:
+    """Who can hear whom, where it is not (or not always) the graph's own edges.
+
+    CSR as in a `Graph`, whose nodes it has. A node may hear itself here, which no `Graph` has.
+    """
+
+    rowptr: Tensor
+    col: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.rowptr) - 1
+
+    @cached_property
+    def degree(self) -> Tensor:
+        return self.rowptr[1:] - self.rowptr[:-1]
+
+
+Edges: TypeAlias = Graph | Adjacency
 
 
 @dataclass(frozen=True)
@@ -88,14 +111,14 @@ class Hop:
         )
 
 
-def every_neighbour(graph: Graph, nodes: Tensor) -> Neighbours:
+def every_neighbour(graph: Edges, nodes: Tensor) -> Neighbours:
     """All neighbours of `nodes`."""
     at, count = row_entries(graph.rowptr, nodes)
     return Neighbours(offsets(count), graph.col[at])
 
 
 def sample_neighbours(
-    graph: Graph, nodes: Tensor, fan_out: int, generator: torch.Generator
+    graph: Edges, nodes: Tensor, fan_out: int, generator: torch.Generator
 ) -> Neighbours:
     """`fan_out` neighbours of each of `nodes`, drawn by the rule in the module's text.
 
@@ -138,19 +161,19 @@ Draw = Callable[[int, Tensor], Neighbours]
 """The neighbours that the layer of this number (0 = first) uses for these nodes."""
 
 
-def drawing(graph: Graph, fan_out: int, generator: torch.Generator) -> Draw:
+def drawing(graph: Edges, fan_out: int, generator: torch.Generator) -> Draw:
     """A `Draw` that samples anew at every call, or takes all neighbours if `fan_out` is 0."""
     if fan_out == ALL_NEIGHBOURS:
         return lambda _, nodes: every_neighbour(graph, nodes)
     return lambda _, nodes: sample_neighbours(graph, nodes, fan_out, generator)
 
 
-def whole_graph_hop(graph: Graph) -> Hop:
+def whole_graph_hop(graph: Edges) -> Hop:
     """The hop in which every node is computed and hears all its neighbours."""
     return Hop(graph.rowptr, graph.col, graph.num_nodes, graph.degree, graph.degree, reused=True)
 
 
-def hop_to(graph: Graph, nodes: Tensor) -> Hop:
+def hop_to(graph: Edges, nodes: Tensor) -> Hop:
     """The hop in which `nodes` are computed from everybody, hearing all their neighbours."""
     chosen = every_neighbour(graph, nodes)
     degree = graph.degree
@@ -158,13 +181,13 @@ def hop_to(graph: Graph, nodes: Tensor) -> Hop:
 
 
 def gathered_hops(
-    graph: Graph, batch: Tensor, layers: int, draw: Draw
+    graph: Edges, batch: Tensor, layers: int, draw: Draw
 ) -> tuple[Sequence[Hop], Tensor]:
     """Hops that compute only what `batch` needs, and the nodes whose features go in."""
     return _gathered(graph, batch, range(layers), draw)
 
 
-def hops_from_everybody(graph: Graph, batch: Tensor, layers: int, draw: Draw) -> Sequence[Hop]:
+def hops_from_everybody(graph: Edges, batch: Tensor, layers: int, draw: Draw) -> Sequence[Hop]:
     """The same, but everybody's features go in and only rows after the first layer are gathered."""
     hops, nodes = _gathered(graph, batch, range(1, layers), draw)
     chosen = draw(0, nodes)
@@ -172,7 +195,7 @@ def hops_from_everybody(graph: Graph, batch: Tensor, layers: int, draw: Draw) ->
 
 
 def _gathered(
-    graph: Graph, batch: Tensor, layers: range, draw: Draw
+    graph: Edges, batch: Tensor, layers: range, draw: Draw
 ) -> tuple[Sequence[Hop], Tensor]:
     """Hops of some layers, the last of which computes `batch`, and the nodes of the first's input.
 
@@ -196,7 +219,7 @@ def _gathered(
     return hops, nodes
 
 
-def all_rows_hops(graph: Graph, batch: Tensor, layers: int, draw: Draw) -> Sequence[Hop]:
+def all_rows_hops(graph: Edges, batch: Tensor, layers: int, draw: Draw) -> Sequence[Hop]:
     """Hops that compute every node in all layers but the last, which computes `batch`.
 
     Cheaper than gathering where a batch's neighbourhood covers most of the graph anyway.
@@ -212,7 +235,7 @@ def all_rows_hops(graph: Graph, batch: Tensor, layers: int, draw: Draw) -> Seque
     return hops
 
 
-def covers_most(graph: Graph, batch: int, layers: int, fan_out: int) -> bool:
+def covers_most(graph: Edges, batch: int, layers: int, fan_out: int) -> bool:
     """Whether a batch's neighbourhood covers the graph so often over that computing all rows pays.
 
     Draws overlap: a neighbourhood of as many draws as there are nodes still leaves out a third of
@@ -222,7 +245,7 @@ def covers_most(graph: Graph, batch: int, layers: int, fan_out: int) -> bool:
     return _draws(graph, batch, layers - 1, fan_out) >= 2 * graph.num_nodes
 
 
-def needs_many(graph: Graph, batch: int, layers: int, fan_out: int) -> bool:
+def needs_many(graph: Edges, batch: int, layers: int, fan_out: int) -> bool:
     """Whether a batch takes in the features of so many nodes that taking everybody's pays.
 
     Sparse features that stay where they are keep their transpose for the backward pass; gathered
@@ -231,7 +254,7 @@ def needs_many(graph: Graph, batch: int, layers: int, fan_out: int) -> bool:
     return _draws(graph, batch, layers, fan_out) >= graph.num_nodes
 
 
-def _draws(graph: Graph, batch: int, layers: int, fan_out: int) -> int:
+def _draws(graph: Edges, batch: int, layers: int, fan_out: int) -> int:
     """How many nodes a batch would reach within so many layers if no two drew the same."""
     if fan_out == ALL_NEIGHBOURS:
         fan_out = int(graph.degree.float().mean().ceil())

@@ -183,7 +183,8 @@ METHODS = {
             "FedDEP with DP-SGD (clipped and noised gradients) in place of sampled neighbours",
             "feddep",
             "FedDEPSettings",
-            fixed={"backbone": "sage", "protection": "dp-sgd"},
+            # What is heard is not drawn here, and hearing oneself always is another thing.
+            fixed={"backbone": "sage", "protection": "dp-sgd", "hears_itself": "nobody"},
         ),
         Method(
             "fedggr",

@@ -59,6 +59,7 @@ from fedmend.models.encoder import Encoder
 from fedmend.models.features import Features
 from fedmend.parts.head_exchange import ExchangingSilo, Offer, Progress, exchange, say_if_two
 from fedmend.parts.local_training import AdjustGradients, LocalTraining
+from fedmend.parts.mending import hearing_themselves
 from fedmend.parts.nearest import Groups, nearest_rows
 from fedmend.parts.neighbour_generator import NeighbourGenerator
 from fedmend.parts.private_training import InputProducts, forest, private_gradients
@@ -116,6 +117,12 @@ class FedDEPSettings(fedavg.FedAvgSettings):
     clip: float = setting(1.0, "norm a node's gradient is clipped to (dp-sgd)", low=1e-6)
     noise: float = setting(2.0, "noise over the clipping norm (dp-sgd, sigma)", low=0.0)
     rate: float = setting(0.5, "share of generated neighbours kept (r)", low=0.0, high=1.0)
+    hears_itself: str = setting(
+        "lonely",
+        "who hears itself in training, if the sampler keeps it: lonely, a node that sees nobody; "
+        "predicted, a node for every neighbour it is said to miss; or nobody",
+        choices=("lonely", "predicted", "nobody"),
+    )
     joint: bool = setting(False, "the generator learns on while the classifier is trained")
     generate_at_inference: bool = setting(False, "silos use generated neighbours to predict too")
 
@@ -163,7 +170,7 @@ class Training(LocalTraining):
         if self.settings.protection != "dp-sgd":
             return super()._step(batch, adjust)
         apart = self.model.input is not None
-        around = forest(self.graph, batch, self.settings.layers, own_inputs=apart)
+        around = forest(self.heard, batch, self.settings.layers, own_inputs=apart)
         if around.nodes is not None:
             features = Features(select_rows(self.graph.x, around.nodes))
         else:
@@ -255,11 +262,29 @@ class MendedTraining(Training):
     def _epoch(self) -> Sequence[Tensor]:
         """The epoch's batches; what the Bernoulli sampler keeps is drawn anew."""
         self._mended = None
-        if self.neighbours is not None and len(self.neighbours.owner):
-            rate, nodes = self.settings.rate, self.graph.num_nodes
-            drawn = self.neighbours.drawn_mean(nodes, rate, self.sampler)
-            self._mended = drawn.to(self.device)
+        made, rate, nodes = self.neighbours, self.settings.rate, self.graph.num_nodes
+        if made is not None:
+            if len(made.owner):
+                self._mended = made.drawn_mean(nodes, rate, self.sampler).to(self.device)
+            themselves = self._who_hears_itself(made)
+            if len(themselves):
+                kept = themselves[torch.rand(len(themselves), generator=self.sampler) < rate]
+                times = torch.bincount(kept, minlength=nodes)
+                self._hear(hearing_themselves(self.graph, times))
+                self._input_products.forget()  # those of other edges
         return super()._epoch()
+
+    def _who_hears_itself(self, made: DeepNeighbours) -> Tensor:
+        """A node for every time it is to hear itself in the place of a neighbour it misses."""
+        who, settings = self.settings.hears_itself, self.settings
+        if who == "nobody" or settings.fused == "paper" or not settings.neighbours:
+            return made.owner[:0]  # F as printed hears itself anyway
+        lonely = self.graph.degree == 0
+        if who == "lonely":
+            return torch.nonzero(lonely)[:, 0]
+        unheard = lonely.clone()
+        unheard[made.owner] = False  # the others are among the predicted
+        return torch.cat([made.owner, torch.nonzero(unheard)[:, 0]])
 
     def _forward(self, features: Features, hops: Sequence[Hop], nodes: Tensor | None) -> Tensor:
         scores: Tensor = self.model(features, hops, self._dropout, self._mended_of(nodes))

@@ -42,7 +42,7 @@ Beyond the paper, or where it is silent:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -60,7 +60,7 @@ from fedmend.models.backbones import ModelShape, build
 from fedmend.models.features import Features, MendedFeatures
 from fedmend.parts.head_exchange import ExchangingSilo, exchange, note_loss, say_if_two
 from fedmend.parts.local_training import LocalTraining
-from fedmend.parts.mending import copies_of_lonely, mended, mended_hops
+from fedmend.parts.mending import copies_of_lonely, mended, mended_hops, without_nodes
 from fedmend.parts.neighbour_generator import NeighbourGenerator
 from fedmend.parts.randomness import stream
 from fedmend.parts.reconstruction import lost_neighbour_loss, own_row_loss
@@ -73,15 +73,15 @@ class NeighGenSettings(fedavg.FedAvgSettings):
 
     neighbours: int = setting(5, "most neighbours generated for a node (k)", low=0, high=100)
     least_degree: int = setting(
-        0, "fewest neighbours of a mended node, seen and generated", low=0, high=100
+        1, "fewest neighbours of a mended node, seen and generated", low=0, high=100
     )
-    least_neighbours: int = setting(2, "fewest neighbours generated for a node", low=0, high=100)
+    least_neighbours: int = setting(0, "fewest neighbours generated for a node", low=0, high=100)
     generator: str = setting(
         "learned",
         "learned, or copy: nodes that see fewer than least_degree get copies of themselves",
         choices=("learned", "copy"),
     )
-    hide: float = setting(0.5, "share of a silo's nodes hidden to learn from (h)", low=0, high=0.9)
+    hide: float = setting(0.15, "share of a silo's nodes hidden to learn from (h)", low=0, high=0.9)
     embedding: int = setting(128, "width of the embeddings z_v (d_z)", low=1, high=10**5)
     encoder_layers: int = setting(2, "layers of the generator's encoder", low=1, high=20)
     generator_hidden: int = setting(256, "first hidden layer of the neighbour head", low=1)
@@ -97,11 +97,14 @@ class NeighGenSettings(fedavg.FedAvgSettings):
     number_weight: float = setting(1.0, "weight of the number loss (lambda^d)", low=0.0)
     feature_weight: float = setting(1.0, "weight of the feature loss (lambda^f)", low=0.0)
     self_weight: float = setting(
-        0.0, "what a node itself counts as a target of its neighbours, within L^f", low=0.0
+        1.0, "what a node itself counts as a target of its neighbours, within L^f", low=0.0
     )
     class_weight: float = setting(1.0, "weight of the classification loss (lambda^c)", low=0.0)
-    noise: float = setting(1.0, "standard deviation of the noise on embeddings", low=0.0)
+    noise: float = setting(0.1, "standard deviation of the noise on embeddings", low=0.0)
     noise_in_mending: bool = setting(False, "add noise to embeddings in mending too")
+    rate: float = setting(
+        0.5, "share of generated neighbours heard in an epoch of training", low=0.0, high=1.0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +112,7 @@ class FedSagePlusSettings(NeighGenSettings):
     """NeighGen's settings and those of the exchange."""
 
     generator_rounds: int = setting(10, "rounds of the exchange between generators", low=0)
-    alpha: float = setting(1.0, "weight of the other silos' nodes in Eq. (6)", low=0.0)
+    alpha: float = setting(0.1, "weight of the other silos' nodes in Eq. (6)", low=0.0)
     min_batch: int = setting(32, "fewest nodes that a slot is exchanged with", low=1)
 
 
@@ -199,6 +202,44 @@ class Mended:
     generated: Annotated[int, Kind.COUNTS]
 
 
+class MendedTraining(LocalTraining):
+    """Training on a mended graph, whose generated nodes come after the silo's own.
+
+    In every epoch each generated neighbour is there with probability `rate`. Validation hears all.
+    """
+
+    settings: NeighGenSettings
+
+    def __init__(
+        self,
+        name: str,
+        graph: Graph,
+        own_nodes: int,
+        shape: ModelShape,
+        settings: NeighGenSettings,
+        seed: int,
+    ) -> None:
+        super().__init__(name, graph, shape, settings, seed)
+        self._own_nodes = own_nodes
+        self._sampler = stream(seed, name, "kept neighbours")
+
+    @property
+    def _mends(self) -> bool:
+        return self.settings.rate < 1
+
+    def _epoch(self) -> Sequence[Tensor]:
+        if self._mends:
+            kept = torch.ones(self.graph.num_nodes, dtype=torch.bool)
+            generated = self.graph.num_nodes - self._own_nodes
+            drawn = torch.rand(generated, generator=self._sampler)
+            kept[self._own_nodes :] = drawn < self.settings.rate
+            self._hear(without_nodes(self.graph, kept))
+        return super()._epoch()
+
+    def _streams(self) -> dict[str, torch.Generator]:
+        return {**super()._streams(), "kept": self._sampler}
+
+
 class Mending(ExchangingSilo):
     """A silo's half of FedSage+: the generator, and the graph it mends and then trains on."""
 
@@ -249,8 +290,12 @@ class Mending(ExchangingSilo):
         return mended(self.graph, owner, features)
 
     def _train_on(self, graph: Graph) -> None:
-        before = self.local
-        self.local = LocalTraining(self.name, graph, before.model.shape, self.settings, self.seed)
+        before, own = self.local, self.graph.num_nodes
+        shape, settings, seed = before.model.shape, self.settings, self.seed
+        if graph.num_nodes > own:
+            self.local = MendedTraining(self.name, graph, own, shape, settings, seed)
+        else:
+            self.local = LocalTraining(self.name, graph, shape, settings, seed)
         self.local.load(before.weights())
 
     def generated_neighbours(self) -> tuple[Tensor, Tensor, Tensor] | None:

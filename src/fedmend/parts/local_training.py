@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedmend.data.sampling import (
     ALL_NEIGHBOURS,
+    Edges,
     Hop,
     all_rows_hops,
     covers_most,
@@ -54,6 +55,7 @@ class LocalTraining:
         """`purpose`: where a silo trains two models, what tells this one's random streams apart."""
         self.name = name
         self.graph = graph
+        self.heard: Edges = graph  # in training; whoever invents neighbours changes it
         self.settings = settings
         self.device = _device(settings.device)
         self.train_nodes = torch.nonzero(graph.train_mask)[:, 0]
@@ -98,6 +100,18 @@ class LocalTraining:
         """The hops that compute `nodes` from everybody, kept because they serve again."""
         last = hop_to(self.graph, nodes)
         return [self._whole] * (self.settings.layers - 1) + [last.to(self.device)]
+
+    def _hear(self, edges: Edges) -> None:
+        """From now on train on these edges between the graph's nodes; validation stays.
+
+        Only for training that `_mends`: others share what they compute with validation.
+        """
+        self.heard = edges
+        self._draw = drawing(edges, self.settings.fan_out, self._neighbours)
+        if self._static:
+            everyone = whole_graph_hop(edges).to(self.device)
+            last = hop_to(edges, self.train_nodes).to(self.device)
+            self._full_batch = [everyone] * (self.settings.layers - 1) + [last]
 
     def _validation_hops(self) -> Sequence[Hop]:
         """The hops that compute the validation nodes from all their neighbours.
@@ -180,16 +194,16 @@ class LocalTraining:
             alone = _nobody(batch, self.graph)
             features = Features(select_rows(self._pickable, batch)).to(self.device)
             return self._forward(features, [alone.to(self.device)] * s.layers, batch)
-        if covers_most(self.graph, len(batch), s.layers, s.fan_out):
-            hops = all_rows_hops(self.graph, batch, s.layers, self._draw)
+        if covers_most(self.heard, len(batch), s.layers, s.fan_out):
+            hops = all_rows_hops(self.heard, batch, s.layers, self._draw)
             return self._forward(self._features, [hop.to(self.device) for hop in hops], None)
         if self._adds_up_first:
-            hops = hops_from_everybody(self.graph, batch, s.layers, self._draw)
+            hops = hops_from_everybody(self.heard, batch, s.layers, self._draw)
             return self._forward(self._rows, hops, None)
-        if self._features.sparse and needs_many(self.graph, len(batch), s.layers, s.fan_out):
-            hops = hops_from_everybody(self.graph, batch, s.layers, self._draw)
+        if self._features.sparse and needs_many(self.heard, len(batch), s.layers, s.fan_out):
+            hops = hops_from_everybody(self.heard, batch, s.layers, self._draw)
             return self._forward(self._features, [hop.to(self.device) for hop in hops], None)
-        hops, nodes = gathered_hops(self.graph, batch, s.layers, self._draw)
+        hops, nodes = gathered_hops(self.heard, batch, s.layers, self._draw)
         features = Features(select_rows(self._pickable, nodes)).to(self.device)
         return self._forward(features, [hop.to(self.device) for hop in hops], nodes)
 

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from fedmend.data.sampling import Hop
+from fedmend.data.sampling import Adjacency, Hop
 from fedmend.graph import Graph, is_sparse, offsets, row_entries, scipy_csr, spans
 from fedmend.parts.reconstruction import rows_as_dense
 
@@ -56,6 +56,28 @@ def copies_of_lonely(graph: Graph, least_degree: int, most: int) -> tuple[Tensor
     wanted = (least_degree - graph.degree).clamp(0, most)
     owner = torch.repeat_interleave(torch.arange(graph.num_nodes), wanted)
     return rows_as_dense(graph.x, owner), owner
+
+
+def without_nodes(graph: Graph, kept: Tensor) -> Adjacency:
+    """The edges between nodes that are kept: whoever is not hears nobody and is not heard."""
+    row = torch.repeat_interleave(torch.arange(graph.num_nodes), graph.degree)
+    both = kept[row] & kept[graph.col]
+    count = torch.bincount(row[both], minlength=graph.num_nodes)
+    return Adjacency(offsets(count), graph.col[both])
+
+
+def hearing_themselves(graph: Graph, times: Tensor) -> Adjacency:
+    """The graph's edges, and so many more from every node to itself.
+
+    Where a node sees nobody, to hear itself is the same in every layer as to hear a copy of itself
+    that has it as its only neighbour, and takes no other row of features.
+    """
+    rowptr = offsets(graph.degree + times)
+    col = torch.empty(int(rowptr[-1]), dtype=torch.int64)
+    col[spans(rowptr[:-1], graph.degree)] = graph.col
+    itself = torch.repeat_interleave(torch.arange(graph.num_nodes), times)
+    col[spans(rowptr[:-1] + graph.degree, times)] = itself
+    return Adjacency(rowptr, col)
 
 
 def mended_hops(

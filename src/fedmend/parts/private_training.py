@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.data.sampling import Hop, every_neighbour
-from fedmend.graph import Graph, offsets, scipy_csr, spans
+from fedmend.data.sampling import Edges, Hop, every_neighbour
+from fedmend.graph import offsets, scipy_csr, spans
 from fedmend.models.backbones import Backbone
 from fedmend.models.features import Features
 from fedmend.models.layers import ClosedMeanLayer, Fusion, Projection, SageLayer
@@ -56,7 +56,7 @@ class Forest:
     tree: Tensor
 
 
-def forest(graph: Graph, batch: Tensor, layers: int, *, own_inputs: bool) -> Forest:
+def forest(graph: Edges, batch: Tensor, layers: int, *, own_inputs: bool) -> Forest:
     """The whole neighbourhood of each batch node, computed apart from those of the others.
 
     own_inputs: also the input rows stand in one neighbourhood only, for a model that computes
@@ -146,6 +146,11 @@ class InputProducts:
 
     def __init__(self, nodes: int) -> None:
         self._start = torch.full((nodes,), -1)
+        self._kept = torch.zeros(0)
+
+    def forget(self) -> None:
+        """The graph has changed."""
+        self._start.fill_(-1)
         self._kept = torch.zeros(0)
 
     def of(self, around: Forest, rows: _Terms, given: Callable[[], list[Rows]]) -> Tensor:
