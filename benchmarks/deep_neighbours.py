@@ -154,7 +154,8 @@ def deep_neighbours(options: Options) -> Measured:
 def one_seed(trial: Trial, graph: Graph, seed: int, rounds: int) -> Row:
     """The accuracies of one trial and seed, and what the mending says of itself."""
     partition = fm.split(graph, SILOS, "random", seed=seed)
-    settings = feddep.FedDEPSettings(**trial.settings)
+    # Nobody hears itself: what is measured is the embeddings, and nothing beside them.
+    settings = feddep.FedDEPSettings(hears_itself="nobody", **trial.settings)
     coin = torch.rand(graph.num_nodes, generator=stream(seed, "server", "labels apart")) < 0.5
     silos = {}
     for name, own in partition.silos.items():

@@ -32,6 +32,10 @@ Where this follows the released code, or neither it nor the paper:
 - The nearest prototype of every other silo is sought, as printed; the code draws one at random.
 - While F is trained the generator is frozen; `joint` lets it learn on in every round.
 - The generated neighbours that are kept are drawn anew in every local epoch.
+- What is generated comes in through weights of its own, so that a node which sees nobody trains no
+  weight that real neighbours will be heard with; on the whole graph they all are. In F's training
+  such a node hears itself, in the place of the neighbour that it surely misses and where the
+  sampler keeps it (`hears_itself`). It is no part of the paper, and all that is won on random cuts.
 - On a graph that nobody mended, the whole graph above all, mended embeddings are zero, in
   validation too; `generate_at_inference` uses them on the silo's own graph.
 """

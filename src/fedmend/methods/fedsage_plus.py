@@ -19,18 +19,23 @@ harder, neither makes it safe. With two silos there is nothing to add up, which 
 
 Beyond the paper, or where it is silent:
 - Eq. (3) prints the number of missing neighbours as a function of itself; it is one of z_v.
-- At least `least_neighbours` neighbours are generated for every node (the paper: 0). Hidden nodes
-  teach how many of *them* a node misses, which says nothing of how many edges were cut: on a
-  random cut of Cora into five the prediction is below one for most nodes, where three are missing
-  on average. What is sure is that a node which sees nobody misses somebody: `least_degree`
-  generates only so many that everybody has that many neighbours.
+- Hidden nodes teach how many of *them* a node misses, which says nothing of how many edges were
+  cut: on a random cut of Cora into five the prediction is below one for most nodes, where three
+  are missing on average. What is sure is that a node which sees nobody misses somebody:
+  `least_degree` (the paper: 0) generates so many that everybody has that many neighbours,
+  `least_neighbours` generates for everybody, needed or not.
+- A generated neighbour is heard in an epoch of training with probability `rate` (the paper: 1), as
+  FedDEP's are. What is invented outvotes a neighbour or two that are really there, and the whole
+  graph, where the classifier is asked in the end, has none of it.
 - A silo of 270 nodes has two dozen examples of a hidden neighbour where edges are few: from these
-  alone, under noise as large as the embeddings (`noise`), every node gets about the same
-  neighbour, the mean of all. With `self_weight` they learn to be like the node itself too.
+  alone, under noise as large as the embeddings (the released code's; here `noise` is a tenth of
+  it), every node gets about the same neighbour, the mean of all. `self_weight` (the paper: 0)
+  makes them learn to be like the node itself too, and a small `alpha` (the paper: 1) keeps nine
+  silos from pulling harder than the own nodes do.
 - `generator="copy"` learns nothing: a node that sees too few gets copies of itself. It is the
   control that a learned generator has to beat, and nothing is exchanged for it.
-- Half of the nodes are hidden (the paper: 15%), and the neighbour head is 256 wide (the code:
-  2048; the paper gives no width). docs/methods/fedsage-plus.md has figures of all of these.
+- The neighbour head is 256 wide (the code: 2048; the paper gives no width).
+  docs/methods/fedsage-plus.md has figures of all of these.
 - The predicted number is rounded. The reconstruction loss covers the true number of lost
   neighbours, so that the head also learns where too few are predicted; the exchange covers the
   predicted number, since the true one must not leave.
