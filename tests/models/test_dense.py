@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,13 @@ def test_only_on_processors_that_mkl_holds_back(
     monkeypatch.setattr(dense, "has_onednn", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(Path, "read_text", read)
+    some, other = dense.CACHES
+    monkeypatch.setenv(some, "7")
+    monkeypatch.delenv(other, raising=False)
     assert dense.mkl_holds_back.__wrapped__() is expected
+    # What oneDNN keeps is bounded where it is used, but for who has said how much it may be.
+    assert os.environ[some] == "7"
+    assert os.environ.get(other) == (dense.CACHES[other] if expected else None)
+    monkeypatch.delenv(other, raising=False)
     monkeypatch.setattr(dense, "has_onednn", lambda: False)
     assert dense.mkl_holds_back.__wrapped__() is False
