@@ -10,7 +10,7 @@ give back the gradient of the distance to it. Then every silo mends its whole gr
 silos train the shared classifier on the mended graphs by FedAvg.
 
 What leaves a silo beyond FedAvg's messages: the neighbour head's weights, its inputs (embedding
-plus noise) of the nodes for which a missing neighbour is predicted, how many are predicted, and
+plus noise) of the nodes for which neighbours are generated while it learns, how many for each, and
 gradients of other silos' heads. **Those gradients can reveal features**: the head's owner and the
 server know its inputs, and where fewer nodes fill a slot than the last hidden layer is wide they
 can solve for the neighbours that were found. Gradients are added up over all other silos before
