@@ -336,6 +336,17 @@ def test_a_silo_that_generated_nothing_for_want_of_prototypes_hears_nobody() -> 
     assert silo.local.heard is silo.graph
 
 
+def test_the_control_hears_itself_and_generates_nothing() -> None:
+    """Where nothing is hidden generators learn that nobody is missed: what is won is not theirs."""
+    longer = {**SMALL, "hide": 0.0, "generator_epochs": 60, "generator_lr": 0.05}
+    control = train("feddep", PARTITION, **longer)
+    assert control.history["generators"][1]["generated"] == 0
+    plain = train("fedavg", PARTITION, **QUICK, dropout=0.2)
+    assert not same_weights(shared(control), plain.weights)
+    nobody = train("feddep", PARTITION, **longer, hears_itself="nobody")
+    assert same_weights(shared(nobody), plain.weights)
+
+
 def test_full_batches_hear_what_small_ones_do() -> None:
     """All nodes and all neighbours in one step, prepared once per epoch or gathered."""
     found = []
