@@ -86,14 +86,15 @@ def lonely_nodes(partition: Partition) -> int:
     return sum(int((graph.degree == 0).sum()) for graph in partition.silos.values())
 
 
-def test_where_everybody_sees_somebody_nobody_hears_itself() -> None:
+@pytest.mark.parametrize("hears_itself", ["estimated", "lonely"])
+def test_where_everybody_sees_somebody_nobody_hears_itself(hears_itself: str) -> None:
     whole = tiny_partition(1)
     assert not lonely_nodes(whole)
     assert lonely_nodes(PARTITION), "or the reductions above would not have shown it"
     for partition, same in ((whole, True), (PARTITION, False)):
         one, other = (
             train("feddep", partition, **SMALL, hears_itself=who).weights
-            for who in ("lonely", "nobody")
+            for who in (hears_itself, "nobody")
         )
         assert same_weights(one, other) is same
 
@@ -101,7 +102,7 @@ def test_where_everybody_sees_somebody_nobody_hears_itself() -> None:
 def test_f_as_printed_hears_itself_anyway() -> None:
     one, other = (
         train("feddep", PARTITION, **SMALL, fused="paper", hears_itself=who).weights
-        for who in ("predicted", "nobody")
+        for who in ("estimated", "nobody")
     )
     assert same_weights(one, other)
 
@@ -289,10 +290,10 @@ def test_a_new_draw_in_every_epoch() -> None:
     assert draw is silo.local.sampler
 
 
-def with_lonely_nodes(**others: Any) -> Silo:
+def with_lonely_nodes(every: int = 2, **others: Any) -> Silo:
     """A silo of which every second node sees nobody, when it has generated its neighbours."""
     graph = tiny_graph(40)
-    both = (graph.edges % 2 == 1).all(0)
+    both = (graph.edges % every != 0).all(0)
     silo = Silo("silo", rebuilt(graph, edges=graph.edges[:, both]), settings_of(**others), 0)
     silo.local.neighbours = DeepNeighbours(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
     return silo
@@ -301,7 +302,7 @@ def with_lonely_nodes(**others: Any) -> Silo:
 def test_the_sampler_draws_anew_who_hears_itself() -> None:
     seen = []
     for rate in (0.0, 0.5, 0.5, 1.0):
-        silo = with_lonely_nodes(rate=rate)
+        silo = with_lonely_nodes(rate=rate, hears_itself="lonely")
         lonely = silo.graph.degree == 0
         for _ in range(2):
             silo.local._epoch()
@@ -316,17 +317,29 @@ def test_the_sampler_draws_anew_who_hears_itself() -> None:
     assert not torch.equal(half, seen[3]), "another in the next epoch"
 
 
-def test_a_node_hears_itself_for_every_neighbour_it_is_said_to_miss() -> None:
-    silo = with_lonely_nodes(rate=1.0, hears_itself="predicted")
-    lonely = silo.graph.degree == 0
-    assert [int(lonely[node]) for node in (0, 2, 5, 7)] == [1, 1, 0, 0]
-    silo.local.neighbours = DeepNeighbours(torch.ones(4, 4), torch.tensor([2, 2, 5, 2]))
-    silo.local._epoch()
-    more = silo.local.heard.degree - silo.graph.degree
-    expected = {2: 3, 5: 1}
-    assert more.tolist() == [
-        expected.get(node, int(alone)) for node, alone in enumerate(lonely.tolist())
-    ]
+def test_a_node_hears_itself_for_what_the_cut_should_have_taken() -> None:
+    """Who sees somebody misses as many as the silo's share says, two at most (k)."""
+    silo = with_lonely_nodes(every=3, rate=1.0)
+    degree = silo.graph.degree
+    share = int((degree == 0).sum()) / int((degree > 0).sum())
+    assert share != int(share), "or no rest would have to be drawn"
+    missing = [min(d * share, 2) if d else 1 for d in degree.tolist()]
+    assert len(set(missing)) > 2
+    epochs = 400
+    total = torch.zeros(len(degree))
+    for _ in range(epochs):
+        silo.local._epoch()
+        more = silo.local.heard.degree - degree
+        for found, expected in zip(more.tolist(), missing, strict=True):
+            assert expected - 1 < found < expected + 1
+        total += more
+    torch.testing.assert_close(total / epochs, torch.tensor(missing), rtol=0, atol=0.11)
+    halved = with_lonely_nodes(every=3, rate=0.5)
+    kept = 0
+    for _ in range(epochs):
+        halved.local._epoch()
+        kept += int((halved.local.heard.degree - degree).sum())
+    assert kept / epochs == pytest.approx(sum(missing) / 2, rel=0.05)
 
 
 def test_a_silo_that_generated_nothing_for_want_of_prototypes_hears_nobody() -> None:
@@ -416,11 +429,12 @@ def test_generating_at_inference_is_for_own_graphs_only() -> None:
         bare, full = predict(model, graph), predict(model, graph, mended[name])
         changed = (bare - full).abs().amax(1) > 1e-6
         assert bool(changed[mended[name].abs().sum(1) > 0].all())
-    on_global = [evaluate(shape, weights, {}, PARTITION, "global-graph", m) for m in (None, mended)]
-    assert on_global[0] == on_global[1]
-    on_own = evaluate(shape, weights, {}, PARTITION, "own-subgraph", mended)
     options = {**SMALL, "generate_at_inference": True}
-    assert train("feddep", PARTITION, evaluation="own-subgraph", **options).scores == on_own
+    for mode, used in (("global-graph", None), ("own-subgraph", mended)):
+        expected = evaluate(shape, weights, {}, PARTITION, mode, used)
+        assert train("feddep", PARTITION, evaluation=mode, **options).scores == expected
+    with_them = evaluate(shape, weights, {}, PARTITION, "global-graph", mended)
+    assert with_them != evaluate(shape, weights, {}, PARTITION, "global-graph"), "or nothing shown"
     assert all(silo.mended_embeddings() is None for silo in finished()[0].values())
 
 

@@ -10,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedmend.data.datasets import load
+from fedmend.data.partition import split
 from fedmend.data.sampling import Adjacency, whole_graph_hop
 from fedmend.graph import Graph, is_sparse
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.features import Features, MendedFeatures
 from fedmend.parts.mending import (
     copies_of_lonely,
+    estimated_missing,
     hearing_themselves,
     mended,
     mended_hops,
@@ -212,3 +215,31 @@ def test_to_hear_oneself_is_to_hear_a_copy(layers: int) -> None:
     alone = scores(model, LONELY)
     assert not torch.allclose(found[owner], alone[owner])
     torch.testing.assert_close(found[[1, 2, 5]], alone[[1, 2, 5]])
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=25), st.integers(0, 4))
+def test_what_a_node_misses_by_plain_loops(pairs: list[tuple[int, int]], most: int) -> None:
+    edges = sorted({(min(p), max(p)) for p in pairs if p[0] != p[1]})
+    degree = [sum(node in edge for edge in edges) for node in range(10)]
+    graph = plain_graph(10, edges)
+    alone = degree.count(0)
+    expected = [min(d * alone / (10 - alone) if d else 1.0, float(most)) for d in degree]
+    torch.testing.assert_close(estimated_missing(graph, most), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("silos", [3, 10])
+def test_less_is_estimated_than_a_random_cut_takes(silos: int) -> None:
+    """And something: of Cora, where nobody is alone before the cut."""
+    whole = load("cora")
+    assert int(whole.degree.min()) == 1
+    cut = split(whole, silos=silos, how="random", seed=0)
+    estimated = sum(
+        float(estimated_missing(graph, 10**6)[graph.degree > 0].sum())
+        for graph in cut.silos.values()
+    )
+    assert cut.assignment is not None
+    missing = 0
+    for name, place in zip(cut.names, range(silos), strict=True):
+        seen = cut.silos[name].degree
+        missing += int((whole.degree[cut.assignment == place] - seen)[seen > 0].sum())
+    assert 0.2 * missing < estimated < missing

@@ -35,7 +35,8 @@ Where this follows the released code, or neither it nor the paper:
 - What is generated comes in through weights of its own, so that a node which sees nobody trains no
   weight that real neighbours will be heard with; on the whole graph they all are. In F's training
   such a node hears itself, in the place of the neighbour that it surely misses and where the
-  sampler keeps it (`hears_itself`). It is no part of the paper, and all that is won on random cuts.
+  sampler keeps it, and so do the others for what they miss by the share of the silo's nodes that
+  see nobody (`hears_itself`). It is no part of the paper, and all that is won on random cuts.
 - On a graph that nobody mended, the whole graph above all, mended embeddings are zero, in
   validation too; `generate_at_inference` uses them on the silo's own graph.
 """
@@ -63,7 +64,7 @@ from fedmend.models.encoder import Encoder
 from fedmend.models.features import Features
 from fedmend.parts.head_exchange import ExchangingSilo, Offer, Progress, exchange, say_if_two
 from fedmend.parts.local_training import AdjustGradients, LocalTraining
-from fedmend.parts.mending import hearing_themselves
+from fedmend.parts.mending import estimated_missing, hearing_themselves
 from fedmend.parts.nearest import Groups, nearest_rows
 from fedmend.parts.neighbour_generator import NeighbourGenerator
 from fedmend.parts.private_training import InputProducts, forest, private_gradients
@@ -122,10 +123,10 @@ class FedDEPSettings(fedavg.FedAvgSettings):
     noise: float = setting(2.0, "noise over the clipping norm (dp-sgd, sigma)", low=0.0)
     rate: float = setting(0.5, "share of generated neighbours kept (r)", low=0.0, high=1.0)
     hears_itself: str = setting(
-        "lonely",
-        "who hears itself in training, if the sampler keeps it: lonely, a node that sees nobody; "
-        "predicted, a node for every neighbour it is said to miss; or nobody",
-        choices=("lonely", "predicted", "nobody"),
+        "estimated",
+        "who hears itself in training, where the sampler keeps it: estimated, a node for every "
+        "neighbour the cut should have taken; lonely, one that sees nobody; or nobody",
+        choices=("estimated", "lonely", "nobody"),
     )
     joint: bool = setting(False, "the generator learns on while the classifier is trained")
     generate_at_inference: bool = setting(False, "silos use generated neighbours to predict too")
@@ -270,7 +271,7 @@ class MendedTraining(Training):
         if made is not None:
             if len(made.owner):
                 self._mended = made.drawn_mean(nodes, rate, self.sampler).to(self.device)
-            themselves = self._who_hears_itself(made)
+            themselves = self._who_hears_itself()
             if len(themselves):
                 kept = themselves[torch.rand(len(themselves), generator=self.sampler) < rate]
                 times = torch.bincount(kept, minlength=nodes)
@@ -278,17 +279,18 @@ class MendedTraining(Training):
                 self._input_products.forget()  # those of other edges
         return super()._epoch()
 
-    def _who_hears_itself(self, made: DeepNeighbours) -> Tensor:
+    def _who_hears_itself(self) -> Tensor:
         """A node for every time it is to hear itself in the place of a neighbour it misses."""
-        who, settings = self.settings.hears_itself, self.settings
+        who, settings, graph = self.settings.hears_itself, self.settings, self.graph
+        lonely = torch.nonzero(graph.degree == 0)[:, 0]
         if who == "nobody" or settings.fused == "paper" or not settings.neighbours:
-            return made.owner[:0]  # F as printed hears itself anyway
-        lonely = self.graph.degree == 0
-        if who == "lonely":
-            return torch.nonzero(lonely)[:, 0]
-        unheard = lonely.clone()
-        unheard[made.owner] = False  # the others are among the predicted
-        return torch.cat([made.owner, torch.nonzero(unheard)[:, 0]])
+            return lonely[:0]  # F as printed hears itself anyway
+        if who == "lonely" or not len(lonely):
+            return lonely
+        missing = estimated_missing(graph, settings.neighbours)
+        whole = missing.floor()  # the rest of it in some epochs only
+        times = whole + (torch.rand(len(missing), generator=self.sampler) < missing - whole)
+        return torch.repeat_interleave(torch.arange(graph.num_nodes), times.long())
 
     def _forward(self, features: Features, hops: Sequence[Hop], nodes: Tensor | None) -> Tensor:
         scores: Tensor = self.model(features, hops, self._dropout, self._mended_of(nodes))
