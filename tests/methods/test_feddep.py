@@ -291,7 +291,7 @@ def test_a_new_draw_in_every_epoch() -> None:
 
 
 def with_lonely_nodes(every: int = 2, **others: Any) -> Silo:
-    """A silo of which every second node sees nobody, when it has generated its neighbours."""
+    """A silo of which every so many-th node sees nobody, when it has generated its neighbours."""
     graph = tiny_graph(40)
     both = (graph.edges % every != 0).all(0)
     silo = Silo("silo", rebuilt(graph, edges=graph.edges[:, both]), settings_of(**others), 0)

@@ -69,11 +69,11 @@ def without_nodes(graph: Graph, kept: Tensor) -> Adjacency:
 def estimated_missing(graph: Graph, most: int) -> Tensor:
     """How many neighbours each node misses by what the cut did to the whole silo; `most` at most.
 
-    Where nobody was alone before the cut, the share p of nodes that see nobody is at most the
-    share of the edges that were cut: a node with a single edge is alone with just that chance,
-    others with a smaller one. So who still sees d neighbours misses d p / (1 - p) or more. Who
-    sees nobody surely misses one. (Nodes that were alone before the cut raise p; that is an error
-    the silo cannot see.)
+    Where nobody was alone before a random cut, the share p of nodes that see nobody is on average
+    at most the share of the edges that were cut: a node with a single edge is alone with just that
+    chance, others with a smaller one. So who still sees d neighbours misses d p / (1 - p) or more.
+    Who sees nobody surely misses one. (Nodes that were alone before the cut raise p; that is an
+    error the silo cannot see.)
     """
     alone = graph.degree == 0
     seen = max(graph.num_nodes - int(alone.sum()), 1)
