@@ -6,7 +6,7 @@ whether silos are objects in this process or programs in other organisations, th
 Messages are frozen dataclasses made with `@message`; each field says by its annotation which
 *kind* of content it carries, so that the ledger can tell what left a silo:
 
-    @message
+    @message("federation.Update")
     class Update:
         weights: Annotated[dict[str, Tensor], Kind.WEIGHTS]
         training_nodes: Annotated[int, Kind.COUNTS]
@@ -59,16 +59,29 @@ class FieldRule:
 
 
 MESSAGES: dict[str, type[Any]] = {}
-"""Every message type by its name on the wire: "module.Class"."""
+"""Every message type by its name on the wire."""
 
 _RULES: dict[type[Any], dict[str, FieldRule]] = {}
+_NAMES: dict[type[Any], str] = {}
 
 T = TypeVar("T")
 
 
 @dataclass_transform(frozen_default=True)
-def message(cls: type[T]) -> type[T]:
-    """Make `cls` a message: frozen, registered for the wire, every field of a declared kind."""
+def message(name: str) -> Callable[[type[T]], type[T]]:
+    """Make a class a message: frozen, registered for the wire, every field of a declared kind.
+
+    name: what it is called on the wire and in the ledger. It is written out, so that whoever moves
+    a file or renames a class changes neither bytes nor ledgers.
+    """
+
+    def made_message(cls: type[T]) -> type[T]:
+        return _message(name, cls)
+
+    return made_message
+
+
+def _message(name: str, cls: type[T]) -> type[T]:
     made = dataclass(frozen=True, slots=True)(cls)
     hints = get_type_hints(made, include_extras=True)
     rules = {}
@@ -83,10 +96,9 @@ def message(cls: type[T]) -> type[T]:
         if held not in FIELD_TYPES:
             raise TypeError(f"{cls.__name__}.{field.name}: a message cannot carry {held}")
         rules[field.name] = FieldRule(FIELD_TYPES[FIELD_TYPES.index(held)], kinds[0])
-    _RULES[made] = rules
-    if wire_name(made) in MESSAGES:
-        raise TypeError(f"there is a message {wire_name(made)} already: rename one")
-    MESSAGES[wire_name(made)] = made
+    if name in MESSAGES:
+        raise TypeError(f"there is a message {name} already: rename one")
+    _RULES[made], _NAMES[made], MESSAGES[name] = rules, name, made
     return made
 
 
@@ -117,8 +129,8 @@ def _as_sent(value: Any, rule: FieldRule) -> Any:
 
 
 def wire_name(message_type: type[Any]) -> str:
-    """The name of a message type on the wire and in the ledger."""
-    return f"{message_type.__module__.rpartition('.')[2]}.{message_type.__qualname__}"
+    """The name of a message type on the wire and in the ledger; "" for anything else."""
+    return _NAMES.get(message_type, "")
 
 
 def field_rules(message_type: type[Any]) -> Mapping[str, FieldRule]:
@@ -126,7 +138,7 @@ def field_rules(message_type: type[Any]) -> Mapping[str, FieldRule]:
     return _RULES.get(message_type, {})
 
 
-@message
+@message("federation.Nothing")
 class Nothing:
     """A message without content: the step itself says it all."""
 

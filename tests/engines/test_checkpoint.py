@@ -390,7 +390,7 @@ def test_silo_names_of_any_kind(tmp_path: Path) -> None:
 # Several phases
 
 
-@message
+@message("test_checkpoint.Number")
 class Number:
     value: Annotated[int, Kind.COUNTS]
 

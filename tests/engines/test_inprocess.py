@@ -21,12 +21,12 @@ from fedmend.run import train
 from tests.tiny import QUICK, comparable, plain_graph, same_weights, tiny_partition
 
 
-@message
+@message("test_inprocess.Number")
 class Number:
     value: Annotated[int, Kind.COUNTS]
 
 
-@message
+@message("test_inprocess.Row")
 class Row:
     values: Annotated[Tensor, Kind.EMBEDDINGS]
 

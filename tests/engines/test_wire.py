@@ -31,7 +31,7 @@ for _found in pkgutil.iter_modules(fedmend.methods.__path__):
     importlib.import_module(f"fedmend.methods.{_found.name}")  # registers its messages
 
 
-@message
+@message("test_wire.Everything")
 class Everything:
     """A field of every type that a message may have."""
 
@@ -289,19 +289,19 @@ def test_graph_cannot_be_smuggled_out() -> None:
 def test_messages_declare_what_they_carry() -> None:
     with pytest.raises(TypeError, match=r"Silent\.x must say what it carries"):
 
-        @message
+        @message("test_wire.Silent")
         class Silent:
             x: Tensor
 
     with pytest.raises(TypeError, match=r"Two\.x must say what it carries"):
 
-        @message
+        @message("test_wire.Two")
         class Two:
             x: Annotated[int, Kind.COUNTS, Kind.METRICS]
 
     with pytest.raises(TypeError, match="cannot carry"):
 
-        @message
+        @message("test_wire.Listing")
         class Listing:
             x: Annotated[list[int], Kind.COUNTS]
 
@@ -597,6 +597,6 @@ def test_headers_stay_small_in_memory(name: str) -> None:
 
 
 def test_two_messages_of_one_name_are_refused() -> None:
-    """A type is known by module and class: a second one would be taken for the first."""
+    """A type is known by its name: a second one would be taken for the first."""
     with pytest.raises(TypeError, match=r"there is a message federation\.Nothing already"):
-        message(type("Nothing", (), {"__module__": "elsewhere.federation"}))
+        message("federation.Nothing")(type("Nothing", (), {"__module__": "elsewhere.federation"}))

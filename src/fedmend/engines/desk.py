@@ -67,7 +67,7 @@ _log = logging.getLogger("fedmend")
 # What travels besides the method's own messages
 
 
-@message
+@message("desk.Plan")
 class Plan:
     """What is going to be run: all a silo needs to decide whether it takes part.
 
@@ -83,7 +83,7 @@ class Plan:
     silos: Annotated[str, Kind.CONTROL]
 
 
-@message
+@message("desk.Introduction")
 class Introduction:
     """A silo's side of the handshake: its schema and versions, and nothing about its nodes.
 
@@ -99,7 +99,7 @@ class Introduction:
     borders: Annotated[str, Kind.CONTROL]
 
 
-@message
+@message("desk.Place")
 class Place:
     """Where a run stands."""
 
@@ -107,7 +107,7 @@ class Place:
     round: Annotated[int, Kind.CONTROL]
 
 
-@message
+@message("desk.FinalModel")
 class FinalModel:
     """The shared model a run ended with; empty where every silo has its own."""
 
@@ -115,7 +115,7 @@ class FinalModel:
     shared: Annotated[bool, Kind.CONTROL]
 
 
-@message
+@message("desk.FinalFigures")
 class FinalFigures:
     """How the final model does on a silo's own test nodes.
 

@@ -45,14 +45,14 @@ NOT_TOLD = -1.0
 """In place of a loss that noise is to hide; no cross-entropy is negative."""
 
 
-@message
+@message("fedavg.Weights")
 class Weights:
     """The shared model, from the server to a silo."""
 
     weights: Annotated[dict[str, Tensor], Kind.WEIGHTS]
 
 
-@message
+@message("fedavg.Validation")
 class Validation:
     """How the weights a silo received do on its own validation nodes."""
 
@@ -60,7 +60,7 @@ class Validation:
     nodes: Annotated[int, Kind.COUNTS]
 
 
-@message
+@message("fedavg.Update")
 class Update:
     """What a silo gives back: its weights after training, never a node, a feature or an edge."""
 

@@ -414,21 +414,21 @@ class DGen(NeighbourGenerator):
 # Messages
 
 
-@message
+@message("feddep.SharedPrototypes")
 class SharedPrototypes:
     """What a silo tells the others: cluster means of its embeddings; never x, edges or labels."""
 
     centres: Annotated[Tensor, Kind.PROTOTYPES]
 
 
-@message
+@message("feddep.AllPrototypes")
 class AllPrototypes:
     """Every silo's prototypes, in the order of the silos' names, which are not told."""
 
     sets: Annotated[dict[str, Tensor], Kind.PROTOTYPES]
 
 
-@message
+@message("feddep.Generated")
 class Generated:
     """How a silo's generator learned and how many neighbours it made: for the display."""
 

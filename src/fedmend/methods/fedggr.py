@@ -146,14 +146,14 @@ class FedGGRSettings(fedavg.FedAvgSettings):
 # Messages
 
 
-@message
+@message("fedggr.AutoencoderWeights")
 class AutoencoderWeights:
     """The averaged autoencoder, from the server to a silo."""
 
     weights: Annotated[dict[str, Tensor], Kind.WEIGHTS]
 
 
-@message
+@message("fedggr.AutoencoderUpdate")
 class AutoencoderUpdate:
     """A silo's autoencoder after some of its steps."""
 
@@ -162,7 +162,7 @@ class AutoencoderUpdate:
     loss: Annotated[float, Kind.METRICS]
 
 
-@message
+@message("fedggr.NodeEmbeddings")
 class NodeEmbeddings:
     """The compressed embedding of every node of a silo, in the silo's order; never its label."""
 
@@ -170,7 +170,7 @@ class NodeEmbeddings:
     loss: Annotated[float, Kind.METRICS]
 
 
-@message
+@message("fedggr.GlobalRows")
 class GlobalRows:
     """The shared model, and the rows of Z_glob of a silo's nodes; none if the server has none.
 
@@ -182,7 +182,7 @@ class GlobalRows:
     training_rows: Annotated[Tensor, Kind.EMBEDDINGS]
 
 
-@message
+@message("fedggr.SplitUpdate")
 class SplitUpdate:
     """A silo's weights after training, and the gradient of its rows in the last local epoch."""
 

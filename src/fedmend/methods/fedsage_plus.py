@@ -200,7 +200,7 @@ def _encoder_shape(graph: Graph, settings: NeighGenSettings) -> ModelShape:
     )
 
 
-@message
+@message("fedsage_plus.Mended")
 class Mended:
     """How many neighbours a silo generated."""
 

@@ -163,7 +163,7 @@ class HiFGLSettings(fedper.FedPerSettings):
 # Messages between server and silo; those of the protocol are in parts/secret_message_passing.py
 
 
-@message
+@message("hifgl.Shared")
 class Shared:
     """The shared weights (level: server to silo), and over how many training nodes they learn."""
 
@@ -171,7 +171,7 @@ class Shared:
     training_nodes: Annotated[int, Kind.COUNTS]
 
 
-@message
+@message("hifgl.Greeting")
 class Greeting:
     """A silo says it is there (level: silo to server)."""
 
@@ -180,7 +180,7 @@ class Greeting:
     most_neighbours: Annotated[int, Kind.COUNTS]
 
 
-@message
+@message("hifgl.Agreed")
 class Agreed:
     """Who hears whom is settled (level: silo to server): how much is sent and left out."""
 
@@ -189,7 +189,7 @@ class Agreed:
     most_noised: Annotated[dict[str, float], Kind.COUNTS]
 
 
-@message
+@message("hifgl.Columns")
 class Columns:
     """Which columns of the features the next input pass is about (level: server to silo)."""
 
@@ -198,7 +198,7 @@ class Columns:
     last: Annotated[int, Kind.CONTROL]
 
 
-@message
+@message("hifgl.Gradients")
 class Gradients:
     """A silo's gradients of the summed loss (level: silo to server), and how its nodes did."""
 
@@ -209,7 +209,7 @@ class Gradients:
     validation_nodes: Annotated[int, Kind.COUNTS]
 
 
-@message
+@message("hifgl.Update")
 class Update:
     """A silo's weights after its own step (level: silo to server), and how its nodes did."""
 
@@ -220,7 +220,7 @@ class Update:
     validation_nodes: Annotated[int, Kind.COUNTS]
 
 
-@message
+@message("hifgl.Validation")
 class Validation:
     """How a silo's validation nodes do (level: silo to server)."""
 
@@ -231,35 +231,35 @@ class Validation:
 # Messages between a silo and its devices, told apart under setting "devices"
 
 
-@message
+@message("hifgl.Model")
 class Model:
     """The model, for the devices to compute with (level: silo to device)."""
 
     weights: Annotated[dict[str, Tensor], Kind.WEIGHTS]
 
 
-@message
+@message("hifgl.CodedSums")
 class CodedSums:
     """Sums of shares that a device got for its node (level: device to silo)."""
 
     sums: Annotated[Tensor, Kind.SHARES]
 
 
-@message
+@message("hifgl.DecodedSums")
 class DecodedSums:
     """The sums over each device's neighbours (level: silo to device; the silo sees them)."""
 
     sums: Annotated[Tensor, Kind.EMBEDDINGS]
 
 
-@message
+@message("hifgl.DeviceGradients")
 class DeviceGradients:
     """A device's gradients, which its silo adds up (level: device to silo)."""
 
     gradients: Annotated[dict[str, Tensor], Kind.GRADIENTS]
 
 
-@message
+@message("hifgl.DeviceReport")
 class DeviceReport:
     """Loss and validation of a device (level: device to silo)."""
 

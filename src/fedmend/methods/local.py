@@ -27,7 +27,7 @@ class LocalSettings(TrainingSettings):
     """Local training has no settings of its own."""
 
 
-@message
+@message("local.Progress")
 class Progress:
     """How a silo's own training goes: for the display, not for the method."""
 

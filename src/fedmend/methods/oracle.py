@@ -27,7 +27,7 @@ class OracleSettings(fedavg.FedAvgSettings):
     hops: int = setting(1, "hops around its own nodes that a silo is shown", low=0, high=10)
 
 
-@message
+@message("oracle.Surroundings")
 class Surroundings:
     """What a silo is shown of the others: counted in the ledger, never sent by any method."""
 

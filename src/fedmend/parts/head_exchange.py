@@ -27,7 +27,7 @@ from fedmend.parts.reconstruction import nearest_loss
 from fedmend.privacy.ledger import Kind
 
 
-@message
+@message("head_exchange.Offer")
 class Offer:
     """A silo's neighbour head and its inputs, for the others to find their nearest rows.
 
@@ -39,14 +39,14 @@ class Offer:
     predicted: Annotated[Tensor, Kind.COUNTS]
 
 
-@message
+@message("head_exchange.HeadGradient")
 class HeadGradient:
     """The gradient of the distances to the nearest rows; handed on only as a sum over silos."""
 
     gradient: Annotated[dict[str, Tensor], Kind.GRADIENTS]
 
 
-@message
+@message("head_exchange.Progress")
 class Progress:
     """How a silo's generator learns: for the display, not for the method."""
 

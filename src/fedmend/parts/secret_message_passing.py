@@ -58,7 +58,7 @@ ROUTINGS = {
 }
 
 
-@message
+@message("secret_message_passing.Keys")
 class Keys:
     """Who takes part, their public keys, and how many messages a node may add up at most.
 
@@ -74,7 +74,7 @@ class Keys:
     turn: Annotated[int, Kind.CONTROL]
 
 
-@message
+@message("secret_message_passing.Letters")
 class Letters:
     """Sealed bytes by the number of the silo they are for (from a silo) or from (to a silo)."""
 
@@ -82,7 +82,7 @@ class Letters:
     sealed: Annotated[dict[str, Tensor], Kind.SEALED]
 
 
-@message
+@message("secret_message_passing.Outgoing")
 class Outgoing:
     """A silo's shares of one pass, source to relay: the server's own, and sealed those of silos.
 
@@ -98,7 +98,7 @@ class Outgoing:
     in_clear: Annotated[Tensor, Kind.EMBEDDINGS]
 
 
-@message
+@message("secret_message_passing.Incoming")
 class Incoming:
     """A silo's sums of one pass, relay to target: the server's own, and sealed those of silos."""
 
