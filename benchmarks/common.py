@@ -159,7 +159,7 @@ def peak_memory_mb() -> float:
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return float(line.split()[1]) / 1024.0
-    from fedmend.reports.record import peak_memory_mb as by_resource
+    from fedmend.runs.record import peak_memory_mb as by_resource
 
     return by_resource()
 

@@ -27,12 +27,12 @@ from fedmend.data.sampling import Hop, whole_graph_hop
 from fedmend.engines.computing import computing_with
 from fedmend.federation import Nothing, Schema
 from fedmend.graph import Graph
+from fedmend.mending.nearest import nearest_rows
 from fedmend.methods import fedavg, feddep
 from fedmend.models.backbones import Backbone, build
 from fedmend.models.features import Features
-from fedmend.parts.aggregation import weighted_mean
-from fedmend.parts.nearest import nearest_rows
-from fedmend.parts.randomness import stream
+from fedmend.training.aggregation import weighted_mean
+from fedmend.training.streams import stream
 
 SILOS = 5
 SEEDS = 5

@@ -21,8 +21,8 @@ from benchmarks.common import (
 )
 from fedmend.data.datasets import load
 from fedmend.data.partition import split
-from fedmend.models import dense
-from fedmend.run import train
+from fedmend.models.kernels import dense
+from fedmend.runs.train import train
 
 SHAPES = {
     "a mini-batch's first layer, PubMed": (300, 500, 128),

@@ -22,10 +22,10 @@ from fedmend.data.partition import Partition, split
 from fedmend.deploy import kits, submission
 from fedmend.deploy.rehearsal import Stage, equal, staged
 from fedmend.engines.base import Moment, Watch
-from fedmend.experiments import Source
 from fedmend.methods import METHODS
-from fedmend.reports.record import WEIGHTS
-from fedmend.run import train
+from fedmend.runs.plan import Source
+from fedmend.runs.record import WEIGHTS
+from fedmend.runs.train import train
 
 FIXED_SECONDS = 25.0
 TIMES_IN_PROCESS = 3.0

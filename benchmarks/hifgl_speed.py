@@ -26,7 +26,7 @@ from benchmarks.fresh import in_fresh_process
 from fedmend.data.datasets import load
 from fedmend.data.partition import Partition, split
 from fedmend.engines.base import Moment, Watch
-from fedmend.run import Result, train
+from fedmend.runs.train import Result, train
 
 DATASETS = ("cora", "citeseer", "pubmed")
 SILOS = 5

@@ -16,7 +16,7 @@ from benchmarks import bare_loop
 from benchmarks.common import Row, working_on
 from fedmend.data.datasets import load
 from fedmend.data.partition import Partition, split
-from fedmend.run import train
+from fedmend.runs.train import train
 
 LR = 1e-3
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedmend.errors import FedmendError
     from fedmend.graph import Graph
     from fedmend.privacy.ledger import Ledger
-    from fedmend.run import Result, train
+    from fedmend.runs.train import Result, train
 
 __all__ = [
     "FedmendError",
@@ -48,13 +48,13 @@ _HOMES = {
     "Graph": "graph",
     "Ledger": "privacy.ledger",
     "Partition": "data.partition",
-    "Result": "run",
+    "Result": "runs.train",
     "load": "data.datasets",
     "random_masks": "data.masks",
     "read_folder": "data.folders",
     "read_silos": "data.folders",
     "split": "data.partition",
-    "train": "run",
+    "train": "runs.train",
     "write_folder": "data.folders",
     "write_partition": "data.folders",
 }

@@ -11,9 +11,9 @@ import pytest
 from fedmend.bench import Suite, parse
 from fedmend.bench.pages import check_page, figures_of, update_page
 from fedmend.bench.running import BenchPlan
-from fedmend.cells import Engine, Outcome, run_cells
 from fedmend.errors import FileFormatError, SettingsError
 from fedmend.reports import figures
+from fedmend.runs.cells import Engine, Outcome, run_cells
 
 TEXT = """
 about = "a test"

@@ -14,10 +14,10 @@ import pytest
 
 from fedmend.bench import Suite, parse
 from fedmend.bench.running import BenchPlan, run_bench
-from fedmend.cells import Engine, Outcome, Telling
 from fedmend.evaluation.metrics import Share
 from fedmend.reports import bench_formats
 from fedmend.reports.benches import Block
+from fedmend.runs.cells import Engine, Outcome, Telling
 
 TEXT = """
 about = "a test"

@@ -11,7 +11,7 @@ from fedmend.bench.running import BenchPlan
 from fedmend.errors import SettingsError, UnknownNameError
 from fedmend.evaluation.evaluate import MODES
 from fedmend.methods import METHODS
-from fedmend.run import configure
+from fedmend.runs.train import configure
 
 PENDING_METHODS: set[str] = set()
 """Methods that shipped suites name before they are here: none today."""

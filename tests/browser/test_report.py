@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("vl_convert", reason="reports need the extra fedmend[report]")
 chromium = pytest.importorskip("tests.browser.chromium", reason="needs aiohttp")
 
-from fedmend.cells import Cell, Engine, run_cells  # noqa: E402  # after what may skip the file
-from fedmend.experiments import Source  # noqa: E402
 from fedmend.privacy import nfdp  # noqa: E402
 from fedmend.reports import page, views  # noqa: E402
-from fedmend.retracing import Retracer  # noqa: E402
+from fedmend.runs.cells import Cell, Engine, run_cells  # noqa: E402  # after what may skip the file
+from fedmend.runs.plan import Source  # noqa: E402
+from fedmend.runs.retrace import Retracer  # noqa: E402
 from tests.browser.chromium import Tab, browse  # noqa: E402
 from tests.tiny import QUICK  # noqa: E402
 

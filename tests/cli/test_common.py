@@ -10,7 +10,7 @@ from fedmend.cli import common
 from fedmend.data.folders import write_partition
 from fedmend.data.partition import Partition
 from fedmend.deploy import submission
-from fedmend.run import train
+from fedmend.runs.train import train
 from tests.cli.conftest import Command
 from tests.tiny import QUICK, tiny_partition
 

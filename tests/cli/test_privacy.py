@@ -70,7 +70,7 @@ def test_bad_input(fedmend: Command, args: list[str], parts: list[str]) -> None:
 
 def test_imports_no_torch(process: Command) -> None:
     done = process("privacy", "nfdp", *PAPER, env={"PYTHONPROFILEIMPORTTIME": "1"})
-    assert "fedmend.privacy.edge_ldp" in done.stderr
+    assert "fedmend.privacy.accountants.nfdp" in done.stderr
     for heavy in ("torch", "numpy", "scipy", "pyarrow"):
         assert f" {heavy}\n" not in done.stderr, heavy
 

@@ -23,8 +23,8 @@ from fedmend.graph import Graph
 from fedmend.methods import METHODS, find
 from fedmend.methods.fedper import FedPerSettings, is_shared
 from fedmend.models.backbones import BACKBONES
-from fedmend.reports.record import read_run
-from fedmend.run import Result, choose_model, predict_with, train
+from fedmend.runs.record import read_run
+from fedmend.runs.train import Result, choose_model, predict_with, train
 from tests.tiny import (
     QUICK,
     comparable,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fedmend.deploy.rehearsal import Rehearsal
-from fedmend.run import choose
+from fedmend.runs.train import choose
 
 FOUND = Rehearsal("fedavg", 3, True, True, True, 12, 1000, 100, 0.5, 1.0, 2.0, 3.0)
 

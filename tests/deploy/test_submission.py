@@ -22,8 +22,8 @@ from fedmend.deploy import submission
 from fedmend.deploy.kits import Kit
 from fedmend.engines.base import Moment, Watch
 from fedmend.errors import FederationError, RefusedError, SettingsError, StorageError, WireError
-from fedmend.reports import record as records
-from fedmend.run import train
+from fedmend.runs import record as records
+from fedmend.runs.train import train
 from tests.tiny import QUICK, tiny_partition
 
 KIT = Kit(Path(), "submitter", "submitter", "localhost", 1, datetime.now(UTC))

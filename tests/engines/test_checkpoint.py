@@ -24,7 +24,7 @@ from fedmend.engines.inprocess import Fault, InProcess
 from fedmend.errors import FedmendError, FileFormatError, SettingsError
 from fedmend.federation import Federation, Schema, SiloBase, message
 from fedmend.privacy.ledger import Kind
-from fedmend.run import Result, train
+from fedmend.runs.train import Result, train
 from tests.tiny import QUICK, comparable, plain_graph, same_weights, tiny_partition
 
 

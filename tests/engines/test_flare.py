@@ -25,10 +25,10 @@ from fedmend.data.border import Border
 from fedmend.data.folders import read_own_border, write_silo
 from fedmend.data.partition import Partition
 from fedmend.deploy.deployed import PLAN, make_plan, privacy_account, train_deployed
-from fedmend.engines import desk as desk_module
+from fedmend.engines import endpoint as desk_module
 from fedmend.engines import flare, wire
 from fedmend.engines.base import Interrupted, Moment, Watch
-from fedmend.engines.desk import PLATFORM_PHASES, Desk, Plan, kinds_of, steps_of
+from fedmend.engines.endpoint import PLATFORM_PHASES, Desk, Plan, kinds_of, steps_of
 from fedmend.errors import (
     FederationError,
     RefusedError,
@@ -42,8 +42,8 @@ from fedmend.graph import Graph
 from fedmend.methods import METHODS, fedavg
 from fedmend.privacy.ledger import Ledger
 from fedmend.privacy.policy import Policy
-from fedmend.reports.record import read_run
-from fedmend.run import Result, train
+from fedmend.runs.record import read_run
+from fedmend.runs.train import Result, train
 from tests.tiny import QUICK, rebuilt, same_weights, tiny_partition
 
 PARTITION = tiny_partition()

@@ -17,7 +17,7 @@ from fedmend.errors import TooFewSilosError, WireError
 from fedmend.federation import Nothing, Schema, SiloBase, SiloLost, message
 from fedmend.graph import Graph
 from fedmend.privacy.ledger import Direction, Kind
-from fedmend.run import train
+from fedmend.runs.train import train
 from tests.tiny import QUICK, comparable, plain_graph, same_weights, tiny_partition
 
 

@@ -15,7 +15,7 @@ from fedmend.evaluation.evaluate import evaluate, model_with, predict
 from fedmend.graph import Graph
 from fedmend.methods import METHODS
 from fedmend.models.backbones import ModelShape, build
-from fedmend.run import Result, train
+from fedmend.runs.train import Result, train
 from tests.tiny import QUICK, rebuilt, same_weights, tiny_graph, tiny_partition
 
 PARTITION = tiny_partition()

@@ -9,7 +9,7 @@ import torch
 
 from fedmend.evaluation import generated
 from fedmend.evaluation.generated import Generated, compare_generated
-from fedmend.run import train
+from fedmend.runs.train import train
 from tests.tiny import QUICK, tiny_partition
 
 PARTITION = tiny_partition()

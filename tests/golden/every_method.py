@@ -22,7 +22,7 @@ from torch import Tensor
 from fedmend.data.datasets import load
 from fedmend.data.partition import Partition, split
 from fedmend.methods import METHODS
-from fedmend.run import Result, train
+from fedmend.runs.train import Result, train
 from tests.contract.test_every_method import settings_of
 from tests.tiny import tiny_partition
 

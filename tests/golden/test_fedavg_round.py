@@ -15,8 +15,8 @@ from fedmend.federation import Schema
 from fedmend.graph import Graph
 from fedmend.methods.fedavg import FedAvgSettings
 from fedmend.models.backbones import build
-from fedmend.parts.randomness import stream
-from fedmend.run import train
+from fedmend.runs.train import train
+from fedmend.training.streams import stream
 
 #   0 - 1     3 - 4
 #    \ /      |         the edge 2 - 3 is cut: silo "a" has 0, 1, 2, silo "b" has 3, 4, 5

@@ -11,9 +11,9 @@ import torch
 
 from fedmend.federation import Schema
 from fedmend.graph import Graph
+from fedmend.mending.generator import NeighbourGenerator
 from fedmend.methods.feddep import DGen, FedDEPSettings, new_encoder
 from fedmend.methods.fedsage_plus import NeighGen, NeighGenSettings
-from fedmend.parts.neighbour_generator import NeighbourGenerator
 
 #   0 - 1     3 - 4
 #    \ /    /

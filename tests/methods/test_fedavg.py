@@ -22,9 +22,9 @@ from fedmend.graph import Graph
 from fedmend.methods.fedavg import FedAvgSettings, Silo, Update, Weights, importances, share_right
 from fedmend.models.backbones import build
 from fedmend.models.features import Features
-from fedmend.models.loss import cross_entropy
-from fedmend.parts.randomness import stream
-from fedmend.run import POOLED, train
+from fedmend.models.kernels.loss import cross_entropy
+from fedmend.runs.train import POOLED, train
+from fedmend.training.streams import stream
 from tests.tiny import QUICK, same_weights, tiny_graph, tiny_partition
 
 GRAPH = tiny_graph(60)

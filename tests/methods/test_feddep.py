@@ -18,6 +18,7 @@ from fedmend.engines.inprocess import InProcess
 from fedmend.errors import FederationError
 from fedmend.evaluation.evaluate import evaluate, model_with, predict
 from fedmend.federation import Nothing, Schema
+from fedmend.mending.prototypes import Prototypes
 from fedmend.methods import fedavg, feddep
 from fedmend.methods.feddep import (
     AllPrototypes,
@@ -27,10 +28,9 @@ from fedmend.methods.feddep import (
     Silo,
     nearest_prototypes,
 )
-from fedmend.parts.prototypes import Prototypes
-from fedmend.privacy.gaussian import gaussian_epsilon
-from fedmend.reports.record import RECORD
-from fedmend.run import Result, train
+from fedmend.privacy.accountants.gaussian import gaussian_epsilon
+from fedmend.runs.record import RECORD
+from fedmend.runs.train import Result, train
 from tests.tiny import QUICK, comparable, rebuilt, same_weights, tiny_graph, tiny_partition
 
 PARTITION = tiny_partition()
@@ -380,7 +380,7 @@ def test_dp_sgd_clips_what_is_heard_now(monkeypatch: pytest.MonkeyPatch) -> None
     """Inner products that are kept from step to step are those of today's edges."""
     found = []
     for most in (2**25, 0):
-        monkeypatch.setattr("fedmend.parts.private_training.MOST_KEPT", most)
+        monkeypatch.setattr("fedmend.training.dp_sgd.MOST_KEPT", most)
         silo = with_lonely_nodes(protection="dp-sgd", noise=0.0, clip=0.05, dropout=0.0)
         silo.local.load(silo_of().local.weights())
         for _ in range(3):

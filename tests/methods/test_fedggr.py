@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmend import node_memory
 from fedmend.data.partition import Partition
 from fedmend.data.sampling import whole_graph_hop
 from fedmend.engines.base import Interrupted, Moment, Watch
@@ -39,9 +38,10 @@ from fedmend.methods.fedggr import (
 from fedmend.models.backbones import build
 from fedmend.models.features import Features
 from fedmend.models.learned_graph import LearnedGraph, Pairs
-from fedmend.parts.neighbour_search import nearest_neighbours
-from fedmend.parts.randomness import HidingNoise
-from fedmend.run import Result, predict_remembering, train
+from fedmend.models.neighbour_search import nearest_neighbours
+from fedmend.runs import node_memory
+from fedmend.runs.train import Result, predict_remembering, train
+from fedmend.training.streams import HidingNoise
 from tests.tiny import rebuilt, same_weights, tiny_graph, tiny_partition
 
 SMALL: dict[str, Any] = {

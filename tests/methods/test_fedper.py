@@ -11,7 +11,7 @@ from torch import Tensor
 from fedmend.engines import wire
 from fedmend.errors import SettingsError
 from fedmend.methods.fedavg import Weights
-from fedmend.run import train
+from fedmend.runs.train import train
 from tests.tiny import QUICK, same_weights, tiny_partition
 
 OPTIONS: dict[str, Any] = {**QUICK, "rounds": 4}

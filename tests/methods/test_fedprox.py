@@ -10,7 +10,7 @@ import torch
 from fedmend.methods import fedavg
 from fedmend.methods.fedavg import Weights
 from fedmend.methods.fedprox import FedProxSettings, Silo
-from fedmend.run import train
+from fedmend.runs.train import train
 from tests.tiny import QUICK, same_weights, tiny_graph, tiny_partition
 
 OPTIONS: dict[str, Any] = {**QUICK, "local_epochs": 2}

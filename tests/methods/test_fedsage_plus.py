@@ -15,7 +15,7 @@ from fedmend.evaluation.evaluate import Scores, evaluate, model_with, predict
 from fedmend.federation import Nothing, Schema
 from fedmend.graph import Graph
 from fedmend.methods.fedsage_plus import FedSagePlusSettings, NeighGen, Silo
-from fedmend.run import Result, train
+from fedmend.runs.train import Result, train
 from tests.tiny import QUICK, rebuilt, same_weights, tiny_graph, tiny_partition
 
 PARTITION = tiny_partition()
@@ -259,7 +259,7 @@ def test_silos_are_tested_on_their_mended_graphs(monkeypatch: pytest.MonkeyPatch
         given.update(args[-1])
         return evaluate(*args)
 
-    monkeypatch.setattr("fedmend.run.evaluate", spy)
+    monkeypatch.setattr("fedmend.runs.train.evaluate", spy)
     found = train("fedsage+", PARTITION, evaluation="own-subgraph", **SMALL)
     assert found.weights is not None
     assert found.scores is not None

@@ -22,11 +22,11 @@ from fedmend.federation import Schema, SiloLost
 from fedmend.graph import Graph
 from fedmend.methods import hifgl
 from fedmend.methods.hifgl import HiFGLSettings, Silo
-from fedmend.parts.secret_message_passing import Incoming, Outgoing
-from fedmend.parts.who_hears_whom import BACKWARD, FORWARD, INPUT, LAST
-from fedmend.privacy.gaussian import gaussian_epsilon
+from fedmend.privacy.accountants.gaussian import gaussian_epsilon
 from fedmend.privacy.masks import MaskGenerator
-from fedmend.run import train
+from fedmend.runs.train import train
+from fedmend.secret.consent import BACKWARD, FORWARD, INPUT, LAST
+from fedmend.secret.session import Incoming, Outgoing
 from tests.tiny import rebuilt, same_weights, tiny_graph
 
 OPEN: dict[str, Any] = {"min_neighbours": 1, "input_min_neighbours": 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedmend.data.partition import Partition
-from fedmend.run import train
+from fedmend.runs.train import train
 from tests.tiny import QUICK, same_weights, tiny_partition
 
 OPTIONS: dict[str, Any] = {**QUICK, "rounds": 4, "dropout": 0.2}

@@ -7,7 +7,7 @@ import torch
 
 from fedmend.data.partition import Partition
 from fedmend.errors import DataError
-from fedmend.run import train
+from fedmend.runs.train import train
 from tests.tiny import QUICK, same_weights, tiny_partition
 
 PARTITION = tiny_partition(4)

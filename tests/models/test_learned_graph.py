@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmend.models.learned_graph import LearnedGraph, Pairs
-from fedmend.parts.neighbour_search import nearest_neighbours
+from fedmend.models.neighbour_search import nearest_neighbours
 
 
 def dense(module: LearnedGraph, embeddings: Tensor, k: int) -> Tensor:

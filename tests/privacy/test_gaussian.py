@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from fedmend.errors import SettingsError
-from fedmend.privacy.gaussian import gaussian_epsilon
+from fedmend.privacy.accountants.gaussian import gaussian_epsilon
 
 
 def closed_form(noise: float, delta: float) -> float:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from fedmend.cells import Cell, Engine, run_cells
 from fedmend.errors import FedmendError, FileFormatError, SettingsError
-from fedmend.experiments import Source
 from fedmend.privacy import nfdp
 from fedmend.reports import charts, page, vega, views
-from fedmend.retracing import Retracer, draw
+from fedmend.runs.cells import Cell, Engine, run_cells
+from fedmend.runs.plan import Source
+from fedmend.runs.retrace import Retracer, draw
 from tests.tiny import QUICK, tiny_partition
 
 pytest.importorskip("vl_convert", reason="reports need the extra fedmend[report]")
@@ -169,7 +169,7 @@ def test_the_drawing_has_every_link_of_a_small_graph() -> None:
 
 
 def test_a_large_graph_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedmend.retracing.DRAWN", 30)
+    monkeypatch.setattr("fedmend.runs.retrace.DRAWN", 30)
     drawn = draw(tiny_partition())
     assert 20 <= drawn.shown <= 30
     assert drawn.nodes == 60

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fedmend.cells import Engine, Outcome, Telling, known_settings, run_cells
 from fedmend.errors import SettingsError, UnknownNameError
 from fedmend.evaluation.metrics import summarise
-from fedmend.experiments import Source
 from fedmend.methods import METHODS
 from fedmend.reports import studies as reports
-from fedmend.run import configure
+from fedmend.runs.cells import Engine, Outcome, Telling, known_settings, run_cells
+from fedmend.runs.plan import Source
+from fedmend.runs.train import configure
 from fedmend.studies import (
     ALL,
     STUDIES,

@@ -15,12 +15,12 @@ from typing import Any
 
 from fedmend.bench import Suite
 from fedmend.bench.running import BenchPlan
-from fedmend.cells import Cell, Outcome, is_of_other_settings
 from fedmend.errors import FileFormatError, SettingsError
 from fedmend.files import write_bytes
 from fedmend.reports import bench_formats, figures
 from fedmend.reports.benches import Block
 from fedmend.reports.figures import Record
+from fedmend.runs.cells import Cell, Outcome, is_of_other_settings
 
 
 def figures_of(page: Path, suite: Suite) -> Path:

@@ -10,14 +10,14 @@ from typing import Any
 
 from fedmend import methods
 from fedmend.bench import Row, Suite, published_figure
-from fedmend.cells import Cell, Engine, Outcome, Telling, known_settings, run_cells
 from fedmend.errors import SettingsError, UnknownNameError
 from fedmend.evaluation.baselines import BASELINES
-from fedmend.experiments import Source, is_cut
 from fedmend.files import write_bytes, write_json
 from fedmend.reports import bench_formats, benches
 from fedmend.reports.benches import Block, Given
-from fedmend.reports.record import machine, versions
+from fedmend.runs.cells import Cell, Engine, Outcome, Telling, known_settings, run_cells
+from fedmend.runs.plan import Source, is_cut
+from fedmend.runs.record import machine, versions
 
 MLP = Row("mlp", "global", "", {"backbone": "mlp"})
 """The features-only network that every table carries, beside the two of `BASELINES`."""

@@ -69,9 +69,9 @@ def bench(
     with common.spinner("preparing ..."):
         from fedmend.bench.pages import check_page, update_page
         from fedmend.bench.running import BenchPlan, run_bench
-        from fedmend.cells import Engine, Outcome
         from fedmend.cli.cells import CellsDisplay, stopping_gently
         from fedmend.reports import bench_formats
+        from fedmend.runs.cells import Engine, Outcome
 
         settings = common.gather_settings(set_, config, rounds=rounds)
         settings = {key.replace("-", "_"): value for key, value in settings.items()}

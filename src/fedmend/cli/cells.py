@@ -15,8 +15,8 @@ from fedmend.cli import common
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from fedmend.cells import Cell, Telling
     from fedmend.engines.base import Moment
+    from fedmend.runs.cells import Cell, Telling
 
 
 class CellsDisplay:
@@ -49,7 +49,7 @@ class CellsDisplay:
 
     def telling(self) -> Telling:
         """What the cells' runner is to call."""
-        from fedmend.cells import Telling
+        from fedmend.runs.cells import Telling
 
         return Telling(self._start, self._round, self._finish, self._fail, self._say)
 

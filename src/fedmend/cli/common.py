@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedmend.engines.base import Moment, Watch
-    from fedmend.tracking import SinkMaker
+    from fedmend.runs.tracking import SinkMaker
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
@@ -148,7 +148,7 @@ def gather_settings(pairs: list[str] | None, config: Path | None, **direct: Any)
 
 def sinks(texts: list[str] | None) -> tuple[SinkMaker, ...]:
     """What --track names."""
-    from fedmend.tracking import parse
+    from fedmend.runs.tracking import parse
 
     return tuple(parse(text) for text in texts or [])
 

@@ -22,13 +22,13 @@ def compare(
     names = common.names(methods)
     folder = options.folder("compare")
     with common.Display(options.seeds * len(names)) as display:
-        from fedmend import experiments
         from fedmend.reports import tables
         from fedmend.reports.summary import summarise_runs
+        from fedmend.runs import plan as plans
 
         plan = options.plan()
         with common.stopping_gently(display, common.resume_words(folder)):
-            found = experiments.compare(names, plan, folder, display.watch)
+            found = plans.compare(names, plan, folder, display.watch)
     if options.json:
         summaries = [summarise_runs(runs).as_dict() for runs in found.values()]
         common.print_json({"folder": str(folder), "methods": summaries, "runs": found})

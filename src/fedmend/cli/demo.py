@@ -16,11 +16,11 @@ def demo() -> None:
     err.print("Cora: 2708 papers, 7 subjects; its citations are cut into 5 silos (Louvain).")
     err.print("Training each silo alone, all together without sharing data, and on pooled data ...")
     with tempfile.TemporaryDirectory() as folder, common.Display(len(METHODS)) as display:
-        from fedmend import experiments
         from fedmend.reports import tables
+        from fedmend.runs import plan as plans
 
-        plan = experiments.Plan(experiments.Source("cora", 5), (0,), {})
-        found = experiments.compare(METHODS, plan, Path(folder), display.watch)
+        plan = plans.Plan(plans.Source("cora", 5), (0,), {})
+        found = plans.compare(METHODS, plan, Path(folder), display.watch)
     console = common.out_console()
     console.print(tables.comparison(found))
     console.print(tables.demo_sentence(found))

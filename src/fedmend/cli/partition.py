@@ -29,8 +29,8 @@ def partition(
     from dataclasses import asdict
 
     from fedmend.data.folders import write_partition
-    from fedmend.experiments import Source
     from fedmend.reports import tables
+    from fedmend.runs.plan import Source
 
     if column and split not in (None, "column"):
         raise SettingsError(f"--column {column} cuts by owner: leave --split {split} out")

@@ -26,7 +26,7 @@ def predict(
     json: common.JsonOption = False,
 ) -> None:
     """Predict every node of a graph, seen in training or not."""
-    from fedmend.predictions import predict_folder
+    from fedmend.runs.predict import predict_folder
 
     with common.spinner("Predicting ..."):
         done = predict_folder(run, graph, out, silo)

@@ -36,7 +36,7 @@ def nfdp(
     json: common.JsonOption = False,
 ) -> None:
     """FedDEP's noise-free edge-LDP (theorem 3.1), as published and as recomputed."""
-    from fedmend.privacy.edge_ldp import nfdp as account
+    from fedmend.privacy.accountants.nfdp import nfdp as account
 
     read = None
     if graph is not None:

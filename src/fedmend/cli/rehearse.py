@@ -35,13 +35,13 @@ def rehearse(
 
     need_flare()
     with common.Display(1) as display:
-        from fedmend import experiments
         from fedmend.deploy import rehearsal
+        from fedmend.runs import plan as plans
 
         settings = common.gather_settings(set_, config, rounds=rounds, backbone=backbone)
-        experiments.check_settings([method], settings)
-        few = None if experiments.is_cut(dataset) else 3
-        source = experiments.Source(dataset, silos or few, split, ratio, data_root)
+        plans.check_settings([method], settings)
+        few = None if plans.is_cut(dataset) else 3
+        source = plans.Source(dataset, silos or few, split, ratio, data_root)
         with common.stopping_gently(display, "nothing is kept of a rehearsal"):
             found = rehearsal.rehearse(
                 method,

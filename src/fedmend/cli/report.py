@@ -23,7 +23,7 @@ def report(
     """Write one HTML file about one or more runs: it opens offline and sends nothing."""
     with common.spinner("reading runs ..."):
         from fedmend.reports import page, views
-        from fedmend.retracing import Retracer
+        from fedmend.runs.retrace import Retracer
 
         found = views.read_views(views.find_runs(runs))
         retrace = Retracer(data_root)

@@ -19,17 +19,17 @@ def run(
     """Train a method on a federation and test it."""
     folder = options.folder(method)
     with common.Display(options.seeds) as display:
-        from fedmend import experiments
         from fedmend.reports import tables
         from fedmend.reports.summary import summarise_runs
+        from fedmend.runs import plan as plans
 
         plan = options.plan()
-        experiments.check_settings([method], plan.settings)
-        folders = experiments.seed_folders(folder, plan.seeds, options.resume)
+        plans.check_settings([method], plan.settings)
+        folders = plans.seed_folders(folder, plan.seeds, options.resume)
         with common.stopping_gently(display, common.resume_words(folder)):
-            runs = experiments.run_seeds(method, plan, folders, display.watch)
+            runs = plans.run_seeds(method, plan, folders, display.watch)
     if options.seeds > 1:
-        experiments.write_summary(folder, {method: runs})
+        plans.write_summary(folder, {method: runs})
     if options.json:
         common.print_json({**summarise_runs(runs).as_dict(), "folder": str(folder), "runs": runs})
         return

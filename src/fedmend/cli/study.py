@@ -66,10 +66,10 @@ def study(
         raise SettingsError(f"study {name} varies the silos: use --values instead of --silos")
     folder = out or common.default_out("study", name, dataset)
     with common.spinner("preparing ..."):
-        from fedmend.cells import Engine, Outcome
         from fedmend.cli.cells import CellsDisplay, stopping_gently
-        from fedmend.experiments import Source, is_cut
         from fedmend.reports import studies as reports
+        from fedmend.runs.cells import Engine, Outcome
+        from fedmend.runs.plan import Source, is_cut
         from fedmend.studies.running import StudyPlan, gather, run_study
 
         settings = common.gather_settings(

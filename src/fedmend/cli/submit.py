@@ -52,14 +52,14 @@ def submit(
         raise SettingsError("--resume RUN goes on in RUN itself: leave --out away")
     folder = resume or out or common.default_out(method, "deployed")
     with common.Display(1) as display:
-        from fedmend import experiments
         from fedmend.deploy import kits, submission
         from fedmend.reports import tables
         from fedmend.reports.summary import summarise_runs
+        from fedmend.runs import plan as plans
 
         read = kits.read_kit(kit, "submitter", "observer")
         settings = common.gather_settings(set_, config, rounds=rounds, backbone=backbone)
-        experiments.check_settings([method], settings)
+        plans.check_settings([method], settings)
         with common.stopping_gently(
             display, f"go on with the same command and --resume {folder} instead of --out"
         ):

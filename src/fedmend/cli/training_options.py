@@ -14,7 +14,7 @@ from fedmend.errors import SettingsError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedmend.experiments import Plan
+    from fedmend.runs.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class TrainingOptions:
 
     def plan(self) -> Plan:
         """The runs these options ask for."""
-        from fedmend.experiments import Plan, Source
+        from fedmend.runs.plan import Plan, Source
 
         return Plan(
             Source(

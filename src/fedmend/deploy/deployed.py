@@ -11,14 +11,14 @@ from typing import Any
 
 from fedmend.engines.base import Watch
 from fedmend.engines.computing import computing_with
-from fedmend.engines.desk import Plan
+from fedmend.engines.endpoint import Plan
 from fedmend.engines.flare import ANSWER_WITHIN, Flare, Line
 from fedmend.engines.wire import MESSAGE_LIMIT
 from fedmend.errors import SettingsError
 from fedmend.files import read_json, write_json
 from fedmend.methods import Method
-from fedmend.reports import record as records
-from fedmend.run import choose, fingerprint, identity, make_record
+from fedmend.runs import record as records
+from fedmend.runs.train import choose, fingerprint, identity, make_record
 
 PLAN = "plan.json"
 """In a run's folder at the server: what was asked for."""

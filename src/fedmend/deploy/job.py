@@ -165,7 +165,7 @@ class SiloJob:
     @collab.init  # type: ignore[untyped-decorator]  # FLARE has no types
     def open(self) -> None:
         from fedmend.data.folders import read_folder, read_own_border
-        from fedmend.engines.desk import Desk
+        from fedmend.engines.endpoint import Desk
         from fedmend.privacy.policy import read_policy
 
         site = _site(collab.fl_ctx)
@@ -275,7 +275,7 @@ class ServerJob:
 
     def _files(self) -> list[str]:
         """What a submitter may fetch of a run's folder: all but checkpoints and our own notes."""
-        from fedmend.reports import record as records
+        from fedmend.runs import record as records
 
         folder = self._folder or Path()
         wanted = (records.WEIGHTS, records.LEDGER, records.RECORD)

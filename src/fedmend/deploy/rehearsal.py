@@ -28,14 +28,14 @@ from fedmend.deploy.deployed import make_plan
 from fedmend.deploy.kits import Kit
 from fedmend.deploy.processes import TIED, end_trees
 from fedmend.engines.base import Watch
-from fedmend.engines.desk import PLATFORM_PHASES
+from fedmend.engines.endpoint import PLATFORM_PHASES
 from fedmend.errors import FederationError
 from fedmend.files import make_folder
 from fedmend.methods import find
 from fedmend.privacy.ledger import Ledger
-from fedmend.reports import record as records
 from fedmend.reports.tables import human_bytes
-from fedmend.run import Result, choose, train
+from fedmend.runs import record as records
+from fedmend.runs.train import Result, choose, train
 
 CONNECT_WITHIN = 120.0
 

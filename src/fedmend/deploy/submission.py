@@ -25,7 +25,7 @@ from fedmend.engines.base import Interrupted, Moment, Watch
 from fedmend.engines.printable import printable
 from fedmend.errors import FederationError, RefusedError, SettingsError, UnknownNameError
 from fedmend.files import make_folder, read_json, replacing, storage_errors, write_json
-from fedmend.reports import record as records
+from fedmend.runs import record as records
 
 DEPLOYMENT = "deployment.json"
 """In a run's folder at the submitter: how to find the run again at the server."""

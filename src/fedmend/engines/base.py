@@ -25,8 +25,8 @@ from fedmend.federation import (
     step_types,
     wire_name,
 )
-from fedmend.parts.randomness import stream
 from fedmend.privacy.ledger import Ledger
+from fedmend.training.streams import stream
 
 S = TypeVar("S", bound=SiloBase)
 M = TypeVar("M")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedmend.errors import FileFormatError, SettingsError
 from fedmend.files import write_bytes
-from fedmend.saved import under
+from fedmend.training.state import under
 
 FORMAT = "fedmend checkpoint 2"
 _ABOUT = "about"

@@ -28,7 +28,7 @@ from torch import Tensor
 from fedmend import __version__
 from fedmend.engines import wire
 from fedmend.engines.base import EngineBase, Keeping
-from fedmend.engines.desk import (
+from fedmend.engines.endpoint import (
     DESK,
     PLATFORM_PHASES,
     Desk,

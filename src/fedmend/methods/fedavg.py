@@ -25,11 +25,11 @@ from fedmend.config import setting
 from fedmend.federation import Federation, Schema, SiloBase, message
 from fedmend.graph import Graph
 from fedmend.models.backbones import build
-from fedmend.parts.aggregation import weighted_mean
-from fedmend.parts.local_training import LocalTraining
-from fedmend.parts.selection import Selection
-from fedmend.parts.settings import TrainingSettings
 from fedmend.privacy.ledger import Kind
+from fedmend.training.aggregation import weighted_mean
+from fedmend.training.local import LocalTraining
+from fedmend.training.selection import Selection
+from fedmend.training.settings import TrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)

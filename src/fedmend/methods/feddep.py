@@ -58,24 +58,24 @@ from fedmend.data.sampling import ALL_NEIGHBOURS, Hop, all_rows_hops, hop_to, wh
 from fedmend.errors import FederationError
 from fedmend.federation import Federation, Nothing, Replies, Schema, message
 from fedmend.graph import Graph, is_sparse, select_rows
+from fedmend.mending.exchange import ExchangingSilo, Offer, Progress, exchange, say_if_two
+from fedmend.mending.generator import NeighbourGenerator
+from fedmend.mending.graph import estimated_missing, hearing_themselves
+from fedmend.mending.nearest import Groups, nearest_rows
+from fedmend.mending.prototypes import Prototypes, prototypes
+from fedmend.mending.reconstruction import lost_neighbour_loss, nearest_of_each_loss
 from fedmend.methods import fedavg
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.encoder import Encoder
 from fedmend.models.features import Features
-from fedmend.parts.head_exchange import ExchangingSilo, Offer, Progress, exchange, say_if_two
-from fedmend.parts.local_training import AdjustGradients, LocalTraining
-from fedmend.parts.mending import estimated_missing, hearing_themselves
-from fedmend.parts.nearest import Groups, nearest_rows
-from fedmend.parts.neighbour_generator import NeighbourGenerator
-from fedmend.parts.private_training import InputProducts, forest, private_gradients
-from fedmend.parts.prototypes import Prototypes, prototypes
-from fedmend.parts.randomness import HidingNoise, stream, stream_seed
-from fedmend.parts.reconstruction import lost_neighbour_loss, nearest_of_each_loss
-from fedmend.parts.settings import TrainingSettings
-from fedmend.privacy.edge_ldp import account, count_degrees, deciding_degrees
-from fedmend.privacy.gaussian import gaussian_epsilon
+from fedmend.privacy.accountants.gaussian import gaussian_epsilon
+from fedmend.privacy.accountants.nfdp import account, count_degrees, deciding_degrees
 from fedmend.privacy.ledger import Kind
-from fedmend.saved import under
+from fedmend.training.dp_sgd import InputProducts, forest, private_gradients
+from fedmend.training.local import AdjustGradients, LocalTraining
+from fedmend.training.settings import TrainingSettings
+from fedmend.training.state import under
+from fedmend.training.streams import HidingNoise, stream, stream_seed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,7 @@ from fedmend.errors import DataError, FederationError, FileFormatError
 from fedmend.evaluation.evaluate import predict
 from fedmend.federation import Federation, Nothing, Schema, message
 from fedmend.graph import Graph
+from fedmend.mending.nearest import squared_norms
 from fedmend.methods import fedavg
 from fedmend.methods.fedavg import Validation, share_right
 from fedmend.methods.fedprox import pull_towards
@@ -57,17 +58,16 @@ from fedmend.models.autoencoder import GraphAutoencoder
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.features import Features
 from fedmend.models.learned_graph import LearnedGraph, Pairs
-from fedmend.node_memory import NodeMemory
-from fedmend.parts.aggregation import weighted_mean
-from fedmend.parts.local_training import AdjustGradients, LocalTraining
-from fedmend.parts.nearest import squared_norms
-from fedmend.parts.neighbour_search import TILE, indexed_neighbours, nearest_neighbours
-from fedmend.parts.optimizer import Optimizer
-from fedmend.parts.randomness import HidingNoise, stream
-from fedmend.parts.selection import OwnBest
-from fedmend.privacy.gaussian import gaussian_epsilon
+from fedmend.models.neighbour_search import TILE, indexed_neighbours, nearest_neighbours
+from fedmend.privacy.accountants.gaussian import gaussian_epsilon
 from fedmend.privacy.ledger import Kind
-from fedmend.saved import under
+from fedmend.runs.node_memory import NodeMemory
+from fedmend.training.aggregation import weighted_mean
+from fedmend.training.local import AdjustGradients, LocalTraining
+from fedmend.training.optimizer import Optimizer
+from fedmend.training.selection import OwnBest
+from fedmend.training.state import under
+from fedmend.training.streams import HidingNoise, stream
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ from fedmend.graph import Graph
 from fedmend.methods import fedavg
 from fedmend.methods.fedavg import Update, Validation, Weights
 from fedmend.models.backbones import build
-from fedmend.parts.randomness import stream
-from fedmend.parts.selection import OwnBest
+from fedmend.training.selection import OwnBest
+from fedmend.training.streams import stream
 
 
 @dataclass(frozen=True, kw_only=True)

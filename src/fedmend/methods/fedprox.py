@@ -15,7 +15,7 @@ from fedmend.config import setting
 from fedmend.methods import fedavg
 from fedmend.methods.fedavg import Update, Weights
 from fedmend.models.backbones import Backbone
-from fedmend.parts.local_training import AdjustGradients
+from fedmend.training.local import AdjustGradients
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,16 +60,16 @@ from fedmend.data.sampling import whole_graph_hop
 from fedmend.errors import FederationError
 from fedmend.federation import Federation, Nothing, Schema, message
 from fedmend.graph import Graph
+from fedmend.mending.exchange import ExchangingSilo, exchange, note_loss, say_if_two
+from fedmend.mending.generator import NeighbourGenerator
+from fedmend.mending.graph import copies_of_lonely, mended, mended_hops, without_nodes
+from fedmend.mending.reconstruction import lost_neighbour_loss, own_row_loss
 from fedmend.methods import fedavg
 from fedmend.models.backbones import ModelShape, build
 from fedmend.models.features import Features, MendedFeatures
-from fedmend.parts.head_exchange import ExchangingSilo, exchange, note_loss, say_if_two
-from fedmend.parts.local_training import LocalTraining
-from fedmend.parts.mending import copies_of_lonely, mended, mended_hops, without_nodes
-from fedmend.parts.neighbour_generator import NeighbourGenerator
-from fedmend.parts.randomness import stream
-from fedmend.parts.reconstruction import lost_neighbour_loss, own_row_loss
 from fedmend.privacy.ledger import Kind
+from fedmend.training.local import LocalTraining
+from fedmend.training.streams import stream
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 "HiFGL: A Hierarchical Framework for Cross-silo Cross-device Federated Graph Learning". Every node
 is a device that knows its own features, label and neighbours, in other silos too. A layer needs
 sums over neighbours; those between silos (setting "silos"), or all of them (setting "devices"),
-come by Secret Message Passing: `parts/secret_message_passing.py` has the protocol, this file the
+come by Secret Message Passing: `secret/session.py` has the protocol, this file the
 network over it. docs/methods/hifgl.md says who learns what.
 
 What is implemented: the hierarchy of section 4.1, neighbour-agnostic aggregation (4.2.1: the
@@ -56,12 +56,13 @@ from fedmend.methods import fedper
 from fedmend.methods.fedavg import share_right
 from fedmend.models.backbones import build
 from fedmend.models.features import DENSE_ENOUGH, Features
-from fedmend.models.sparse import SparseMatrix
-from fedmend.parts.aggregation import check_weights, weighted_mean
-from fedmend.parts.layer_by_layer import LayerByLayer
-from fedmend.parts.optimizer import Optimizer
-from fedmend.parts.randomness import stream
-from fedmend.parts.secret_message_passing import (
+from fedmend.models.kernels.sparse import SparseMatrix
+from fedmend.privacy.accountants.gaussian import gaussian_epsilon
+from fedmend.privacy.ledger import Direction, Kind, Ledger
+from fedmend.privacy.sealing import KEY_BYTES
+from fedmend.secret.consent import BACKWARD, FORWARD, INPUT, LAST, WhoHearsWhom
+from fedmend.secret.network import LayerByLayer
+from fedmend.secret.session import (
     NO_NUMBERS,
     NOTHING_IN_CLEAR,
     ROUTINGS,
@@ -77,12 +78,11 @@ from fedmend.parts.secret_message_passing import (
     forwarded,
     nothing_incoming,
 )
-from fedmend.parts.selection import OwnBest, Selection
-from fedmend.parts.who_hears_whom import BACKWARD, FORWARD, INPUT, LAST, WhoHearsWhom
-from fedmend.privacy.gaussian import gaussian_epsilon
-from fedmend.privacy.ledger import Direction, Kind, Ledger
-from fedmend.privacy.sealing import KEY_BYTES
-from fedmend.saved import under
+from fedmend.training.aggregation import check_weights, weighted_mean
+from fedmend.training.optimizer import Optimizer
+from fedmend.training.selection import OwnBest, Selection
+from fedmend.training.state import under
+from fedmend.training.streams import stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -160,7 +160,7 @@ class HiFGLSettings(fedper.FedPerSettings):
         return Noise(self.clip, self.noise_multiplier) if self.below_minimum == "noise" else None
 
 
-# Messages between server and silo; those of the protocol are in parts/secret_message_passing.py
+# Messages between server and silo; those of the protocol are in secret/session.py
 
 
 @message("hifgl.Shared")
@@ -784,7 +784,7 @@ class Hub:
         """A round, begun anew without the silos that were lost in the middle of it.
 
         Masks and messages are new, and so are the relays. What was heard before counts: see
-        `parts/who_hears_whom.py`.
+        `secret/consent.py`.
         """
         self._absent = set()
         while True:
@@ -903,7 +903,7 @@ class Hub:
             }
 
     def _agree(self) -> Mapping[str, Agreed]:
-        """The phases of `parts/who_hears_whom.py`."""
+        """The phases of `secret/consent.py`."""
         wishes = self._ask(Silo.wish, dict.fromkeys(self._present, self._round_keys(False)))
         wishes = self._ask(Silo.take_wishes, self._deliver(wishes))
         counting = self._ask(Silo.take_wishes_back, self._deliver(wishes))

@@ -15,11 +15,11 @@ from torch import Tensor
 from fedmend.federation import Federation, Nothing, Schema, SiloBase, message
 from fedmend.graph import Graph
 from fedmend.models.backbones import build
-from fedmend.parts.local_training import LocalTraining
-from fedmend.parts.randomness import stream
-from fedmend.parts.selection import OwnBest
-from fedmend.parts.settings import TrainingSettings
 from fedmend.privacy.ledger import Kind
+from fedmend.training.local import LocalTraining
+from fedmend.training.selection import OwnBest
+from fedmend.training.settings import TrainingSettings
+from fedmend.training.streams import stream
 
 
 @dataclass(frozen=True, kw_only=True)

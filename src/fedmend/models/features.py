@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedmend.graph import csr_tensor, is_sparse, scipy_csr, select_rows
-from fedmend.models.dense import product
-from fedmend.models.sparse import SparseMatrix
+from fedmend.models.kernels.dense import product
+from fedmend.models.kernels.sparse import SparseMatrix
 
 DENSE_ENOUGH = 0.05
 """From this share of non-zeros on, a dense product is quicker than a sparse one (measured)."""

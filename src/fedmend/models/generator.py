@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedmend.models.dense import product
+from fedmend.models.kernels.dense import product
 from fedmend.models.layers import glorot, zeros
 
 

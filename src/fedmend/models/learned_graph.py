@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.models.dense import product
+from fedmend.models.kernels.dense import product
+from fedmend.models.kernels.sparse import SparseMatrix
 from fedmend.models.layers import glorot, zeros
-from fedmend.models.sparse import SparseMatrix
 
 SLOPE = 6.0
 """A pair of cosine similarity s has the weight elu(6 s - 6) + 1: 1 for equals, e^-6 at zero."""

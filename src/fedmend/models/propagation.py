@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fedmend.data.sampling import Hop
-from fedmend.models.dense import product
 from fedmend.models.features import Features
-from fedmend.models.sparse import SparseMatrix, sum_of_products, weighted_product
+from fedmend.models.kernels.dense import product
+from fedmend.models.kernels.sparse import SparseMatrix, sum_of_products, weighted_product
 
 Rule = Literal["mean", "gcn", "closed-mean"]
 

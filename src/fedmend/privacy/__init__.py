@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fedmend.privacy.edge_ldp import nfdp
+from fedmend.privacy.accountants.nfdp import nfdp
 
 __all__ = ["nfdp"]

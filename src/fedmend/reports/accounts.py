@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from fedmend.privacy.edge_ldp import Account, Bound
+from fedmend.privacy.accountants.nfdp import Account, Bound
 
 
 def edge_ldp_table(account: Account) -> Table:

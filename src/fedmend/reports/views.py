@@ -11,7 +11,7 @@ from typing import Any
 
 from fedmend.errors import FedmendError, FileFormatError, SettingsError
 from fedmend.privacy.ledger import Ledger
-from fedmend.reports.record import LEDGER, RECORD, SavedRun, read_run
+from fedmend.runs.record import LEDGER, RECORD, SavedRun, read_run
 
 MOST_RUNS = 60
 _LEDGER_LIMIT = 256 * 2**20

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fedmend import methods
-from fedmend.cells import Cell, Engine, Outcome, Telling, known_settings, run_cells
 from fedmend.errors import SettingsError, UnknownNameError
-from fedmend.experiments import Source
 from fedmend.files import write_bytes, write_json
 from fedmend.reports import studies as reports
 from fedmend.reports.studies import Entry
+from fedmend.runs.cells import Cell, Engine, Outcome, Telling, known_settings, run_cells
+from fedmend.runs.plan import Source
 from fedmend.studies import SILOS, Point, Study
 
 ANYWHERE = "any"

@@ -24,10 +24,10 @@ from torch import Tensor
 from fedmend.deploy import kits
 from fedmend.deploy.processes import end_trees
 from fedmend.deploy.rehearsal import Stage, staged
-from fedmend.engines.desk import PLATFORM_PHASES
+from fedmend.engines.endpoint import PLATFORM_PHASES
 from fedmend.methods import METHODS
 from fedmend.privacy.ledger import Entry, Ledger
-from fedmend.run import Result, train
+from fedmend.runs.train import Result, train
 from tests.tiny import tiny_partition
 
 PARTITION = tiny_partition()

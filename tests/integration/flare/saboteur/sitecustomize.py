@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 ORDERS = os.environ.get("FEDMEND_SABOTAGE")
-TARGET = "fedmend.engines.desk"
+TARGET = "fedmend.engines.endpoint"
 
 
 def order_for(party: str, step: str, number: int) -> dict[str, Any]:

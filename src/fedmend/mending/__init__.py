@@ -1,0 +1,1 @@
+"""What methods that invent missing neighbours share: FedSage+, FedDEP and their kin."""

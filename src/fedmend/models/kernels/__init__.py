@@ -1,0 +1,1 @@
+"""Fast paths behind one interface, each tested equal to the plain one."""

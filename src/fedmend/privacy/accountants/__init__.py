@@ -1,0 +1,1 @@
+"""What noise and sampling are worth: one accountant, one file."""

@@ -1,0 +1,1 @@
+"""Sums over neighbours in other silos, under secret sharing."""
