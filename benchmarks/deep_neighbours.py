@@ -155,7 +155,7 @@ def one_seed(trial: Trial, graph: Graph, seed: int, rounds: int) -> Row:
     """The accuracies of one trial and seed, and what the mending says of itself."""
     partition = fm.split(graph, SILOS, "random", seed=seed)
     # Nobody hears itself: what is measured is the embeddings, and nothing beside them.
-    settings = feddep.FedDEPSettings(hears_itself="nobody", **trial.settings)
+    settings = feddep.FedDEPSettings(self_loops="none", **trial.settings)
     coin = torch.rand(graph.num_nodes, generator=stream(seed, "server", "labels apart")) < 0.5
     silos = {}
     for name, own in partition.silos.items():

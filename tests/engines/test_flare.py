@@ -1,4 +1,4 @@
-"""The deployed engine and the silos' desks, without FLARE between them: lines call desks directly.
+"""The deployed engine and the silos' endpoints, without FLARE between: lines call them directly.
 
 What FLARE itself adds (processes, certificates, networks) is tested in tests/integration/flare.
 """
@@ -25,10 +25,10 @@ from fedmend.data.border import Border
 from fedmend.data.folders import read_own_border, write_silo
 from fedmend.data.partition import Partition
 from fedmend.deploy.deployed import PLAN, make_plan, privacy_account, train_deployed
-from fedmend.engines import endpoint as desk_module
+from fedmend.engines import endpoint as endpoint_module
 from fedmend.engines import flare, wire
 from fedmend.engines.base import Interrupted, Moment, Watch
-from fedmend.engines.endpoint import PLATFORM_PHASES, Desk, Plan, kinds_of, steps_of
+from fedmend.engines.endpoint import PLATFORM_PHASES, Plan, SiloEndpoint, kinds_of, steps_of
 from fedmend.errors import (
     FederationError,
     RefusedError,
@@ -55,18 +55,18 @@ Line = Callable[..., Mapping[str, Any]]
 
 
 class Place:
-    """A federation of desks in one folder, restartable: what processes would be in reality."""
+    """A federation of endpoints in one folder, restartable: what processes would be in reality."""
 
     def __init__(self, root: Path, silos: Partition = PARTITION) -> None:
         self.root, self.silos = root, silos
         self.policies: dict[str, Policy] = {}
-        self.desks: dict[str, Desk] = {}
+        self.endpoints: dict[str, SiloEndpoint] = {}
         self.told: dict[str, list[str]] = {name: [] for name in silos.names}
         self.start(*silos.names)
 
     def start(self, *names: str) -> None:
         for name in names:
-            self.desks[name] = Desk(
+            self.endpoints[name] = SiloEndpoint(
                 name,
                 lambda name=name: self.silos.silos[name],  # type: ignore[misc]  # bound now
                 lambda names, name=name: self.border(name, names),  # type: ignore[misc]  # bound now
@@ -93,7 +93,7 @@ class Place:
         def call(
             ticket: int, where: str, step: str, request: bytes, patience: float, timeout: float
         ) -> Mapping[str, Any]:
-            return self.desks[name].perform(ticket, where, step, request, patience)
+            return self.endpoints[name].perform(ticket, where, step, request, patience)
 
         return call
 
@@ -116,8 +116,8 @@ class Place:
         return record
 
     def close(self) -> None:
-        for desk in self.desks.values():
-            desk.close()
+        for endpoint in self.endpoints.values():
+            endpoint.close()
 
     @property
     def weights(self) -> dict[str, torch.Tensor] | None:
@@ -151,7 +151,7 @@ deployable = pytest.mark.parametrize(
 @pytest.fixture
 def noise_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise that hides something is drawn as in-process: else no two runs could be compared."""
-    monkeypatch.setattr(desk_module, "DeployedSeed", int)
+    monkeypatch.setattr(endpoint_module, "DeployedSeed", int)
 
 
 def methods_rows(ledger: Ledger) -> list[Any]:
@@ -197,7 +197,7 @@ def test_stopped_and_resumed_is_the_same(method: str, place: Place) -> None:
 def test_a_silos_own_ledger_is_the_servers(place: Place) -> None:
     place.run("fedavg")
     for name in NAMES:
-        own = place.desks[name].ledger
+        own = place.endpoints[name].ledger
         there = [entry for entry in place.ledger.entries if entry.silo == name]
         assert own.entries == there
 
@@ -349,13 +349,13 @@ def test_a_slow_step_loses_its_silo_for_that_step(
 
 
 def test_the_time_limit_is_for_the_methods_steps(place: Place) -> None:
-    desk, graph = place.desks["silo-1"], PARTITION.silos["silo-1"]
+    endpoint, graph = place.endpoints["silo-1"], PARTITION.silos["silo-1"]
 
     def slowly_read() -> Graph:
         time.sleep(0.7)
         return graph
 
-    desk._graph_of = slowly_read
+    endpoint._graph_of = slowly_read
     assert place.run("fedavg", timeout=0.5)["said"] == []
 
 
@@ -388,11 +388,13 @@ def test_a_stuck_silos_desk_drops_what_is_not_asked_for_any_more(
     place: Place, stuck: threading.Event
 ) -> None:
     place.run("fedavg", timeout=0.3, checkpoint_every=1)
-    desk = place.desks["silo-1"]
-    _, last = [work for work in desk._work.values() if not work.done()]  # first what it is stuck in
+    endpoint = place.endpoints["silo-1"]
+    _, last = [
+        work for work in endpoint._work.values() if not work.done()
+    ]  # first what it is stuck in
     stuck.set()
     last.result(30)
-    performed = {(entry.phase, entry.round) for entry in desk.ledger.entries}
+    performed = {(entry.phase, entry.round) for entry in endpoint.ledger.entries}
     assert performed == {("handshake", 0), ("training", 1), ("evaluation", 0)}
 
 
@@ -544,8 +546,10 @@ def test_silos_that_do_not_fit_are_named(
     place = Place(tmp_path, odd_silo(**changes))
     with pytest.raises(FederationError, match=f"silos silo-0 and silo-1 do not fit.*{says}"):
         place.run("fedavg")
-    sent = {entry.message for desk in place.desks.values() for entry in desk.ledger.entries}
-    assert sent == {"desk.Plan", "desk.Introduction"}
+    sent = {
+        entry.message for endpoint in place.endpoints.values() for entry in endpoint.ledger.entries
+    }
+    assert sent == {"endpoint.Plan", "endpoint.Introduction"}
     place.close()
 
 
@@ -577,11 +581,13 @@ def test_other_versions_than_the_servers_are_named(what: str) -> None:
 def test_silos_that_agree_with_each_other_but_not_with_the_server(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk_module, "__version__", "0.0.9")
+    monkeypatch.setattr(endpoint_module, "__version__", "0.0.9")
     with pytest.raises(FederationError, match=r"the server has .*, silo-0 has 0\.0\.9, silo-1"):
         place.run("fedavg")
-    sent = {entry.message for desk in place.desks.values() for entry in desk.ledger.entries}
-    assert sent == {"desk.Plan", "desk.Introduction"}
+    sent = {
+        entry.message for endpoint in place.endpoints.values() for entry in endpoint.ledger.entries
+    }
+    assert sent == {"endpoint.Plan", "endpoint.Introduction"}
 
 
 # Edges between silos
@@ -600,8 +606,10 @@ def border_row(place: Place, name: str, row: tuple[Any, str, Any]) -> None:
 def refused_at_the_handshake(place: Place, says: str) -> str:
     with pytest.raises(FederationError, match=says) as why:
         place.run("hifgl")
-    sent = {entry.message for desk in place.desks.values() for entry in desk.ledger.entries}
-    assert sent == {"desk.Plan", "desk.Introduction"}
+    sent = {
+        entry.message for endpoint in place.endpoints.values() for entry in endpoint.ledger.entries
+    }
+    assert sent == {"endpoint.Plan", "endpoint.Introduction"}
     assert "\n" not in str(why.value)
     return str(why.value)
 
@@ -669,9 +677,9 @@ def test_hashes_that_are_none_stop_the_run(borders: str) -> None:
         flare.check_borders({"silo-1": introduction(borders=borders)})
 
 
-def introduction(**changes: Any) -> desk_module.Introduction:
+def introduction(**changes: Any) -> endpoint_module.Introduction:
     values = {"features": 6, "feature_names": "", "label_names": "[]", "fedmend": "", "torch": ""}
-    return desk_module.Introduction(**{**values, "borders": "", **changes})
+    return endpoint_module.Introduction(**{**values, "borders": "", **changes})
 
 
 # The final test
@@ -691,9 +699,9 @@ def introduction(**changes: Any) -> desk_module.Introduction:
 )
 def test_counts_that_cannot_be_stop_the_run(counts: torch.Tensor) -> None:
     good = torch.tensor([[1, 0, 1], [2, 1, 1], [2, 1, 1]])
-    figures = desk_module.FinalFigures(0.5, 0.5, 4, False, good, {})
+    figures = endpoint_module.FinalFigures(0.5, 0.5, 4, False, good, {})
     assert flare.checked_counts("silo-1", figures, 3) is good
-    spoilt = desk_module.FinalFigures(0.5, 0.5, 4, False, counts, {})
+    spoilt = endpoint_module.FinalFigures(0.5, 0.5, 4, False, counts, {})
     with pytest.raises(WireError, match="silo-1 sent counts of its test nodes that cannot be"):
         flare.checked_counts("silo-1", spoilt, 3)
 
@@ -743,11 +751,11 @@ def test_a_policy_stops_the_run_before_anything_is_sent(
     place.start("silo-1")
     with pytest.raises(RefusedError, match=says):
         place.run("fedavg")
-    assert place.desks["silo-1"].ledger.total("up") == 0
+    assert place.endpoints["silo-1"].ledger.total("up") == 0
     kinds = {
         entry.kind
-        for desk in place.desks.values()
-        for entry in desk.ledger.entries
+        for endpoint in place.endpoints.values()
+        for entry in endpoint.ledger.entries
         if entry.direction == "up"
     }
     assert kinds <= {"control", "framing"}
@@ -759,12 +767,12 @@ def test_every_single_reply_is_compared_with_the_policy(
     """Even if the check before the run had a hole, the reply itself is held back."""
     place.policies["silo-1"] = Policy(refuse_kinds=("weights",))
     place.start("silo-1")
-    monkeypatch.setattr(desk_module, "steps_of", hidden(steps_of))
+    monkeypatch.setattr(endpoint_module, "steps_of", hidden(steps_of))
     with pytest.raises(RefusedError, match="lets no weights leave, which train would send"):
         place.run("fedavg")
     assert not [
         entry
-        for entry in place.desks["silo-1"].ledger.entries
+        for entry in place.endpoints["silo-1"].ledger.entries
         if entry.kind == "weights" and entry.direction == "up"
     ]
 
@@ -802,8 +810,8 @@ def test_every_method_says_which_kinds_it_sends() -> None:
 
 
 @contextmanager
-def introduced(place: Place, name: str = "silo-0") -> Iterator[Desk]:
-    desk = place.desks[name]
+def introduced(place: Place, name: str = "silo-0") -> Iterator[SiloEndpoint]:
+    endpoint = place.endpoints[name]
     config = json.dumps(make_plan("fedavg", SETTINGS, NAMES, run=RUN)["settings"])
     plan = Plan(
         run=RUN,
@@ -815,11 +823,11 @@ def introduced(place: Place, name: str = "silo-0") -> Iterator[Desk]:
         silos=json.dumps(NAMES),
     )
     for ticket, (step, given) in enumerate(
-        (("desk.introduce", plan), ("desk.prepare", Nothing())), 1
+        (("endpoint.introduce", plan), ("endpoint.prepare", Nothing())), 1
     ):
-        answer = desk.perform(ticket, "handshake/0", step, wire.encode(given).data, 30.0)
+        answer = endpoint.perform(ticket, "handshake/0", step, wire.encode(given).data, 30.0)
         assert answer["state"] == "done", place.told[name]
-    yield desk
+    yield endpoint
 
 
 @pytest.mark.parametrize(
@@ -831,8 +839,8 @@ def introduced(place: Place, name: str = "silo-0") -> Iterator[Desk]:
         ("local", wire.encode(Nothing()).data),
         ("no_such_step", wire.encode(Nothing()).data),
         ("prepare", wire.encode(Nothing()).data),
-        ("desk.train", wire.encode(Nothing()).data),
-        ("desk.perform", wire.encode(Nothing()).data),
+        ("endpoint.train", wire.encode(Nothing()).data),
+        ("endpoint.perform", wire.encode(Nothing()).data),
         ("perform", wire.encode(Nothing()).data),
         ("_run", wire.encode(Nothing()).data),
         ("train", wire.encode(Nothing()).data),
@@ -844,37 +852,37 @@ def introduced(place: Place, name: str = "silo-0") -> Iterator[Desk]:
 def test_a_desk_performs_declared_steps_on_declared_messages_only(
     place: Place, step: str, data: bytes
 ) -> None:
-    with introduced(place) as desk:
-        before = desk.ledger.total("up")
-        answer = desk.perform(9, "training/1", step, data, 30.0)
+    with introduced(place) as endpoint:
+        before = endpoint.ledger.total("up")
+        answer = endpoint.perform(9, "training/1", step, data, 30.0)
     assert answer["state"] == "failed"
     assert answer["error"] == "WireError"
-    assert desk.ledger.total("up") == before
+    assert endpoint.ledger.total("up") == before
 
 
 def test_a_desk_that_was_not_introduced_does_nothing(place: Place) -> None:
-    desk = place.desks["silo-0"]
-    for step in ("desk.prepare", "desk.keep", "desk.score", "train"):
+    endpoint = place.endpoints["silo-0"]
+    for step in ("endpoint.prepare", "endpoint.keep", "endpoint.score", "train"):
         given: Any = {
-            "desk.keep": desk_module.Place("training", 1),
-            "desk.score": desk_module.FinalModel({}, False),
+            "endpoint.keep": endpoint_module.Place("training", 1),
+            "endpoint.score": endpoint_module.FinalModel({}, False),
             "train": fedavg.Weights({}),
         }.get(step, Nothing())
         ticket = len(step) + 100
-        answer = desk.perform(ticket, "training/1", step, wire.encode(given).data, 30.0)
+        answer = endpoint.perform(ticket, "training/1", step, wire.encode(given).data, 30.0)
         assert answer["state"] == "failed", step
 
 
 def test_a_ticket_is_performed_once(place: Place) -> None:
-    with introduced(place) as desk:
+    with introduced(place) as endpoint:
         weights = {key: value * 0 for key, value in in_process("fedavg").model.state_dict().items()}
         request = wire.encode(fedavg.Weights(weights)).data
-        first = desk.perform(7, "training/1", "train", request, 30.0)
-        again = desk.perform(7, "training/1", "train", request, 30.0)
-        asked = desk.perform(7, "training/1", "", b"", 30.0)
+        first = endpoint.perform(7, "training/1", "train", request, 30.0)
+        again = endpoint.perform(7, "training/1", "train", request, 30.0)
+        asked = endpoint.perform(7, "training/1", "", b"", 30.0)
     assert first["state"] == "done"
     assert first == again == asked
-    assert desk.perform(8, "training/1", "", b"", 0.0)["state"] == "failed"
+    assert endpoint.perform(8, "training/1", "", b"", 0.0)["state"] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -924,24 +932,24 @@ def test_a_silos_classes_are_no_escape_sequences() -> None:
 
 def test_a_server_cannot_write_on_a_silos_terminal_as_it_likes(place: Place) -> None:
     nothing = wire.encode(Nothing()).data
-    with introduced(place) as desk:
+    with introduced(place) as endpoint:
         weights = in_process("fedavg").weights or {}
         request = wire.encode(fedavg.Weights(weights)).data
-        desk.perform(8, "\x1b]0;title\x07" + "x" * 5000 + "/1", "train", request, 30.0)
-        desk.perform(9, "training/1", "\x1b[2J" + "x" * 5000, nothing, 30.0)
+        endpoint.perform(8, "\x1b]0;title\x07" + "x" * 5000 + "/1", "train", request, 30.0)
+        endpoint.perform(9, "training/1", "\x1b[2J" + "x" * 5000, nothing, 30.0)
     told = place.told["silo-0"]
     assert any(line.startswith("?]0;title?xxx") and "round 1" in line for line in told)
     assert all(line.isprintable() and len(line) <= 1000 for line in told)
-    assert {len(entry.phase) for entry in desk.ledger.entries} == {len("handshake"), 80}
+    assert {len(entry.phase) for entry in endpoint.ledger.entries} == {len("handshake"), 80}
 
 
 def test_bad_data_at_a_silo_is_that_silos_error(place: Place) -> None:
-    desk = place.desks["silo-1"]
+    endpoint = place.endpoints["silo-1"]
 
     def unreadable() -> Graph:
         raise SettingsError(SECRET)
 
-    desk._graph_of = unreadable
+    endpoint._graph_of = unreadable
     with pytest.raises(FederationError, match="the run cannot start: silo-1") as why:
         place.run("fedavg")
     assert SECRET not in str(why.value)

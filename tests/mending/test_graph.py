@@ -15,11 +15,11 @@ from fedmend.data.partition import split
 from fedmend.data.sampling import Adjacency, whole_graph_hop
 from fedmend.graph import Graph, is_sparse
 from fedmend.mending.graph import (
-    copies_of_lonely,
+    copies_of_isolated,
     estimated_missing,
-    hearing_themselves,
     mended,
     mended_hops,
+    with_self_loops,
     without_nodes,
 )
 from fedmend.models.backbones import Backbone, ModelShape, build
@@ -191,15 +191,15 @@ def test_edges_between_kept_nodes_by_plain_loops(kept: list[bool]) -> None:
     assert found.degree.tolist() == [len(each) for each in expected]
 
 
-LONELY = plain_graph(7, [(1, 2), (2, 5)])  # 0, 3, 4 and 6 see nobody
+ISOLATED = plain_graph(7, [(1, 2), (2, 5)])  # 0, 3, 4 and 6 see nobody
 
 
 @given(times=st.lists(st.integers(0, 3), min_size=7, max_size=7))
 def test_hearing_oneself_by_plain_loops(times: list[int]) -> None:
-    found = hearing_themselves(LONELY, torch.tensor(times))
-    expected = [others + [node] * times[node] for node, others in enumerate(heard_by(LONELY))]
+    found = with_self_loops(ISOLATED, torch.tensor(times))
+    expected = [others + [node] * times[node] for node, others in enumerate(heard_by(ISOLATED))]
     assert heard_by(found) == expected
-    assert LONELY.degree.tolist() == [0, 1, 2, 0, 0, 1, 0], "the graph itself is untouched"
+    assert ISOLATED.degree.tolist() == [0, 1, 2, 0, 0, 1, 0], "the graph itself is untouched"
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
@@ -207,12 +207,12 @@ def test_to_hear_oneself_is_to_hear_a_copy(layers: int) -> None:
     """The copy has its node as its only neighbour: both are the same in every layer."""
     shape = ModelShape("sage", 3, 3, hidden=8, layers=layers, heads=1, dropout=0.0)
     model = build(shape, torch.Generator().manual_seed(3))
-    copies, owner = copies_of_lonely(LONELY, 1, 1)
-    with_copies = scores(model, mended(LONELY, owner, copies))[:7]
-    itself = whole_graph_hop(hearing_themselves(LONELY, (LONELY.degree == 0).long()))
-    found: Tensor = model(Features(LONELY.x), [itself] * layers)
+    copies, owner = copies_of_isolated(ISOLATED, 1, 1)
+    with_copies = scores(model, mended(ISOLATED, owner, copies))[:7]
+    itself = whole_graph_hop(with_self_loops(ISOLATED, (ISOLATED.degree == 0).long()))
+    found: Tensor = model(Features(ISOLATED.x), [itself] * layers)
     torch.testing.assert_close(found, with_copies)
-    alone = scores(model, LONELY)
+    alone = scores(model, ISOLATED)
     assert not torch.allclose(found[owner], alone[owner])
     torch.testing.assert_close(found[[1, 2, 5]], alone[[1, 2, 5]])
 

@@ -82,27 +82,27 @@ def test_where_nothing_is_kept_it_is_fedavg_of_the_same_f(
     assert not same_weights(shared(mended), plain.weights)
 
 
-def lonely_nodes(partition: Partition) -> int:
+def isolated_nodes(partition: Partition) -> int:
     return sum(int((graph.degree == 0).sum()) for graph in partition.silos.values())
 
 
-@pytest.mark.parametrize("hears_itself", ["estimated", "lonely"])
-def test_where_everybody_sees_somebody_nobody_hears_itself(hears_itself: str) -> None:
+@pytest.mark.parametrize("self_loops", ["estimated", "isolated"])
+def test_where_everybody_sees_somebody_nobody_self_loops(self_loops: str) -> None:
     whole = tiny_partition(1)
-    assert not lonely_nodes(whole)
-    assert lonely_nodes(PARTITION), "or the reductions above would not have shown it"
+    assert not isolated_nodes(whole)
+    assert isolated_nodes(PARTITION), "or the reductions above would not have shown it"
     for partition, same in ((whole, True), (PARTITION, False)):
         one, other = (
-            train("feddep", partition, **SMALL, hears_itself=who).weights
-            for who in (hears_itself, "nobody")
+            train("feddep", partition, **SMALL, self_loops=who).weights
+            for who in (self_loops, "none")
         )
         assert same_weights(one, other) is same
 
 
-def test_f_as_printed_hears_itself_anyway() -> None:
+def test_f_as_printed_self_loops_anyway() -> None:
     one, other = (
-        train("feddep", PARTITION, **SMALL, fused="paper", hears_itself=who).weights
-        for who in ("estimated", "nobody")
+        train("feddep", PARTITION, **SMALL, fused="paper", self_loops=who).weights
+        for who in ("estimated", "none")
     )
     assert same_weights(one, other)
 
@@ -290,7 +290,7 @@ def test_a_new_draw_in_every_epoch() -> None:
     assert draw is silo.local.sampler
 
 
-def with_lonely_nodes(every: int = 2, **others: Any) -> Silo:
+def with_isolated_nodes(every: int = 2, **others: Any) -> Silo:
     """A silo of which every so many-th node sees nobody, when it has generated its neighbours."""
     graph = tiny_graph(40)
     both = (graph.edges % every != 0).all(0)
@@ -299,16 +299,16 @@ def with_lonely_nodes(every: int = 2, **others: Any) -> Silo:
     return silo
 
 
-def test_the_sampler_draws_anew_who_hears_itself() -> None:
+def test_the_sampler_draws_anew_self_loops() -> None:
     seen = []
     for rate in (0.0, 0.5, 0.5, 1.0):
-        silo = with_lonely_nodes(rate=rate, hears_itself="lonely")
-        lonely = silo.graph.degree == 0
+        silo = with_isolated_nodes(rate=rate, self_loops="isolated")
+        isolated = silo.graph.degree == 0
         for _ in range(2):
             silo.local._epoch()
             more = silo.local.heard.degree - silo.graph.degree
-            assert bool((more[~lonely] == 0).all())
-            seen.append(more[lonely])
+            assert bool((more[~isolated] == 0).all())
+            seen.append(more[isolated])
     none, half, again, everyone = seen[0::2]
     assert int(none.sum()) == 0
     assert bool((everyone == 1).all())
@@ -317,9 +317,9 @@ def test_the_sampler_draws_anew_who_hears_itself() -> None:
     assert not torch.equal(half, seen[3]), "another in the next epoch"
 
 
-def test_a_node_hears_itself_for_what_the_cut_should_have_taken() -> None:
+def test_a_node_self_loops_for_what_the_cut_should_have_taken() -> None:
     """Who sees somebody misses as many as the silo's share says, two at most (k)."""
-    silo = with_lonely_nodes(every=3, rate=1.0)
+    silo = with_isolated_nodes(every=3, rate=1.0)
     degree = silo.graph.degree
     share = int((degree == 0).sum()) / int((degree > 0).sum())
     assert share != int(share), "or no rest would have to be drawn"
@@ -334,7 +334,7 @@ def test_a_node_hears_itself_for_what_the_cut_should_have_taken() -> None:
             assert expected - 1 < found < expected + 1
         total += more
     torch.testing.assert_close(total / epochs, torch.tensor(missing), rtol=0, atol=0.11)
-    halved = with_lonely_nodes(every=3, rate=0.5)
+    halved = with_isolated_nodes(every=3, rate=0.5)
     kept = 0
     for _ in range(epochs):
         halved.local._epoch()
@@ -343,20 +343,20 @@ def test_a_node_hears_itself_for_what_the_cut_should_have_taken() -> None:
 
 
 def test_a_silo_that_generated_nothing_for_want_of_prototypes_hears_nobody() -> None:
-    silo = with_lonely_nodes(rate=1.0)
+    silo = with_isolated_nodes(rate=1.0)
     silo.local.neighbours = None  # it was lost
     silo.local._epoch()
     assert silo.local.heard is silo.graph
 
 
-def test_the_control_hears_itself_and_generates_nothing() -> None:
+def test_the_control_self_loops_and_generates_nothing() -> None:
     """Where nothing is hidden generators learn that nobody is missed: what is won is not theirs."""
     longer = {**SMALL, "hide": 0.0, "generator_epochs": 60, "generator_lr": 0.05}
     control = train("feddep", PARTITION, **longer)
     assert control.history["generators"][1]["generated"] == 0
     plain = train("fedavg", PARTITION, **QUICK, dropout=0.2)
     assert not same_weights(shared(control), plain.weights)
-    nobody = train("feddep", PARTITION, **longer, hears_itself="nobody")
+    nobody = train("feddep", PARTITION, **longer, self_loops="none")
     assert same_weights(shared(nobody), plain.weights)
 
 
@@ -364,11 +364,11 @@ def test_full_batches_hear_what_small_ones_do() -> None:
     """All nodes and all neighbours in one step, prepared once per epoch or gathered."""
     found = []
     for batch in (0, 10**6):
-        silo = with_lonely_nodes(rate=1.0, batch_size=batch, fan_out=0, dropout=0.0)
+        silo = with_isolated_nodes(rate=1.0, batch_size=batch, fan_out=0, dropout=0.0)
         silo.local.load(silo_of().local.weights())
         silo.local.train()
         found.append({key: value.clone() for key, value in silo.local.weights().items()})
-    nobody = with_lonely_nodes(hears_itself="nobody", batch_size=0, fan_out=0, dropout=0.0)
+    nobody = with_isolated_nodes(self_loops="none", batch_size=0, fan_out=0, dropout=0.0)
     nobody.local.load(silo_of().local.weights())
     nobody.local.train()
     for key, value in found[0].items():
@@ -381,7 +381,7 @@ def test_dp_sgd_clips_what_is_heard_now(monkeypatch: pytest.MonkeyPatch) -> None
     found = []
     for most in (2**25, 0):
         monkeypatch.setattr("fedmend.training.dp_sgd.MOST_KEPT", most)
-        silo = with_lonely_nodes(protection="dp-sgd", noise=0.0, clip=0.05, dropout=0.0)
+        silo = with_isolated_nodes(protection="dp-sgd", noise=0.0, clip=0.05, dropout=0.0)
         silo.local.load(silo_of().local.weights())
         for _ in range(3):
             silo.local.train()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmend.errors import FederationError
-from fedmend.secret.consent import BACKWARD, FORWARD, INPUT, LAST, WhoHearsWhom
+from fedmend.secret.consent import BACKWARD, FORWARD, INPUT, LAST, Consent
 from fedmend.secret.session import Edges, Keys, Secrecy, SecretMessages
 
 NODES = np.array([100, 101, 102])
@@ -21,17 +21,17 @@ EDGES = Edges(
 """Node 0 has three neighbours in silos 1 and 2, node 1 two, node 2 one."""
 
 
-def agreement(with_noise: bool = False, **minimum: int) -> WhoHearsWhom:
+def agreement(with_noise: bool = False, **minimum: int) -> Consent:
     messages = SecretMessages("silo-0", 0, NODES, Secrecy("relay", 1, 0, 28), None)
     keys = torch.zeros(3, 32, dtype=torch.uint8)
     messages.meet(Keys("pass 1", False, torch.arange(3), keys, 10, 0))
     least = {INPUT: 3, FORWARD: 2, BACKWARD: 2, LAST: 2, **minimum}
-    found = WhoHearsWhom(messages, EDGES, least, with_noise, together=True)
+    found = Consent(messages, EDGES, least, with_noise, together=True)
     found.begin()
     return found
 
 
-def meet(mine: WhoHearsWhom, *members: int) -> None:
+def meet(mine: Consent, *members: int) -> None:
     """Another agreement, among these silos."""
     keys = torch.zeros(len(members), 32, dtype=torch.uint8)
     mine._messages.meet(Keys("pass 2", False, torch.tensor(members), keys, 10, 0))
@@ -188,7 +188,7 @@ def test_no_sums_of_a_node_tell_few_neighbours_apart(
     edges = Edges(np.repeat(np.arange(3), 8), rng.integers(1, 5, 24), np.arange(24))
     messages = SecretMessages("silo-0", 0, NODES, Secrecy("relay", 1, 0, 28), None)
     minimum = dict.fromkeys((INPUT, FORWARD, BACKWARD, LAST), least)
-    mine = WhoHearsWhom(messages, edges, minimum, with_noise=False, together=True)
+    mine = Consent(messages, edges, minimum, with_noise=False, together=True)
     heard: list[set[int]] = [set(), set(), set()]
     sums: list[list[set[int]]] = [[], [], []]
     for there in attendance:

@@ -75,7 +75,7 @@ def test_hidden_and_seen_neighbours_make_the_whole(
     nodes = torch.nonzero(GRAPH.train_mask)[:, 0]
     loss = F.cross_entropy(scores[nodes], GRAPH.y[nodes], reduction="sum")
     loss.backward()  # type: ignore[no-untyped-call]  # torch's
-    assert network.lose(nodes, GRAPH.y) == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert network.loss(nodes, GRAPH.y) == pytest.approx(float(loss.detach()), rel=1e-5)
     for _ in range(layers - 1):
         network.hear_gradients(hidden_edges.T @ network.say_gradients())
     found = network.gradients()
@@ -102,7 +102,7 @@ def test_nobody_with_a_loss() -> None:
     network = LayerByLayer(model, none, source, torch.Generator())
     network.begin(Features(GRAPH.x), Features(GRAPH.x), training=True)
     network.hear(torch.zeros_like(network.say()), target)
-    assert network.lose(torch.empty(0, dtype=torch.int64), GRAPH.y) == 0.0
+    assert network.loss(torch.empty(0, dtype=torch.int64), GRAPH.y) == 0.0
     said = network.say_gradients()
     assert not said.any()
     network.hear_gradients(torch.ones_like(said))  # others' losses still reach its weights

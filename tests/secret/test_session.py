@@ -28,8 +28,8 @@ from fedmend.secret.session import (
     Letters,
     Noise,
     Outgoing,
-    PostOffice,
     Route,
+    Router,
     Secrecy,
     SecretMessages,
     pack,
@@ -79,7 +79,7 @@ class Net:
         members = torch.arange(silos)
         for each in self.silos:
             each.meet(Keys("pass 1", True, members, keys, 1000, 3))
-        self.office = PostOffice(self.secrecy)
+        self.router = Router(self.secrecy)
         self.to_relays: dict[int, Letters] = {}
         self.from_relays: dict[int, Letters] = {}
 
@@ -98,7 +98,7 @@ class Net:
             self.from_relays = {to: self.silos[to].relay(each) for to, each in letters.items()}
             return self.from_relays
 
-        return self.office.carry("forward", outgoing, relay)
+        return self.router.carry("forward", outgoing, relay)
 
     def heard(self, incoming: Mapping[int, Incoming]) -> Tensor:
         found = []

@@ -122,7 +122,7 @@ class _Handle(JobHandleSpec):  # type: ignore[misc]  # FLARE has no types
 
     FLARE aborts the whole job when one site reports that its process failed. Whether a run can go
     on without a silo is for the method to say, and the engine finds out by itself. Only a process
-    that ended before its desk was open is reported as what it is: the run has not begun yet.
+    that ended before its endpoint was open is reported as what it is: the run has not begun yet.
     """
 
     def __init__(self, handle: Any, opened: Path) -> None:
@@ -151,26 +151,26 @@ class Launcher(ClientProcessJobLauncher):  # type: ignore[misc]  # FLARE has no 
 
 
 def _opened_file(workspace: Any, job: str) -> Path:
-    """Is there as soon as a silo's desk is open."""
+    """Is there as soon as a silo's endpoint is open."""
     return Path(workspace.get_run_dir(job)) / "fedmend-open"
 
 
 class SiloJob:
-    """A silo's side of a job: a desk, and the calls that reach it."""
+    """A silo's side of a job: an endpoint, and the calls that reach it."""
 
     def __init__(self) -> None:
         end_with_parent()
-        self._desk: Any = None
+        self._endpoint: Any = None
 
     @collab.init  # type: ignore[untyped-decorator]  # FLARE has no types
     def open(self) -> None:
         from fedmend.data.folders import read_folder, read_own_border
-        from fedmend.engines.endpoint import Desk
+        from fedmend.engines.endpoint import SiloEndpoint
         from fedmend.privacy.policy import read_policy
 
         site = _site(collab.fl_ctx)
         name, state, graph = str(collab.site_name), Path(site["state"]), Path(site["graph"])
-        self._desk = Desk(
+        self._endpoint = SiloEndpoint(
             name,
             lambda: read_folder(graph),
             lambda names: read_own_border(graph, name, names),
@@ -186,13 +186,13 @@ class SiloJob:
     ) -> dict[str, Any]:
         if collab.caller != "server":  # FLARE knows by certificate who calls; silos never do
             return {"state": "failed", "error": "RefusedError", "sentence": "only the server asks"}
-        answer: dict[str, Any] = self._desk.perform(ticket, where, step, request, patience)
+        answer: dict[str, Any] = self._endpoint.perform(ticket, where, step, request, patience)
         return answer
 
     @collab.final  # type: ignore[untyped-decorator]  # FLARE has no types
     def close(self) -> None:
-        if self._desk is not None:
-            self._desk.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
 
 
 class ServerJob:

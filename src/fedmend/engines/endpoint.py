@@ -1,9 +1,9 @@
-"""A silo's desk: its side of a deployed run, and the messages that are the deployment's own.
+"""A silo's endpoint: its side of a deployed run, and the messages that are the deployment's own.
 
-The engine (`engines.flare`) asks a desk for steps over a line; the desk performs them on bytes, and
-lets out what the silo's policy allows. Beside the method's steps it has a few of its own: the
-handshake, saving the silo's state at the silo, the final test. They travel the same way and stand
-in the ledger under phases of their own (`PLATFORM_PHASES`).
+The engine (`engines.flare`) asks an endpoint for steps over a line; the endpoint performs them on
+bytes, and lets out what the silo's policy allows. Beside the method's steps it has a few of its
+own: the handshake, saving the silo's state at the silo, the final test. They travel the same way
+and stand in the ledger under phases of their own (`PLATFORM_PHASES`).
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ NOT_COUNTED = torch.empty(3, 0, dtype=torch.int64)
 """In place of counts by class, where figures of one silo alone are all that is asked."""
 
 _LONGEST_PHASE, _LONGEST_SENTENCE = 80, 1000
-"""Characters; phases, and some of what a desk tells, are the server's words."""
+"""Characters; phases, and some of what an endpoint tells, are the server's words."""
 
 _log = logging.getLogger("fedmend")
 
 # What travels besides the method's own messages
 
 
-@message("desk.Plan")
+@message("endpoint.Plan")
 class Plan:
     """What is going to be run: all a silo needs to decide whether it takes part.
 
@@ -83,7 +83,7 @@ class Plan:
     silos: Annotated[str, Kind.CONTROL]
 
 
-@message("desk.Introduction")
+@message("endpoint.Introduction")
 class Introduction:
     """A silo's side of the handshake: its schema and versions, and nothing about its nodes.
 
@@ -99,7 +99,7 @@ class Introduction:
     borders: Annotated[str, Kind.CONTROL]
 
 
-@message("desk.Place")
+@message("endpoint.Place")
 class Place:
     """Where a run stands."""
 
@@ -107,7 +107,7 @@ class Place:
     round: Annotated[int, Kind.CONTROL]
 
 
-@message("desk.FinalModel")
+@message("endpoint.FinalModel")
 class FinalModel:
     """The shared model a run ended with; empty where every silo has its own."""
 
@@ -115,7 +115,7 @@ class FinalModel:
     shared: Annotated[bool, Kind.CONTROL]
 
 
-@message("desk.FinalFigures")
+@message("endpoint.FinalFigures")
 class FinalFigures:
     """How the final model does on a silo's own test nodes.
 
@@ -132,7 +132,7 @@ class FinalFigures:
     privacy_facts: Annotated[dict[str, float], Kind.COUNTS]
 
 
-class Desk:
+class SiloEndpoint:
     """A silo in a deployed run: performs steps on bytes, and lets out what its policy allows.
 
     Args:
@@ -207,7 +207,7 @@ class Desk:
                 self._work.pop(old, None)
 
     def close(self) -> None:
-        """End the desk; a step that is running is not waited for."""
+        """End the endpoint; a step that is running is not waited for."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, where: str, step: str, request: bytes) -> bytes:
@@ -238,9 +238,9 @@ class Desk:
             raise
 
     def _step(self, step: str) -> Callable[[Any], Any]:
-        """The step of this name: one of the desk's own, or one that the method's silo declares."""
-        if step.startswith(DESK) and step.removeprefix(DESK) in _STEPS:
-            own: Callable[[Any], Any] = getattr(self, step.removeprefix(DESK))
+        """The step of this name: one of the endpoint's own, or one the method's silo declares."""
+        if step.startswith(ENDPOINT) and step.removeprefix(ENDPOINT) in _STEPS:
+            own: Callable[[Any], Any] = getattr(self, step.removeprefix(ENDPOINT))
             return own
         if self._silo is None or step not in steps_of(type(self._silo)):
             raise WireError(f"there is no step {step!r}")
@@ -260,7 +260,7 @@ class Desk:
     def _tell(self, sentence: str) -> None:
         self._status_line(printable(sentence, _LONGEST_SENTENCE))
 
-    # The desk's own steps
+    # The endpoint's own steps
 
     def introduce(self, plan: Plan) -> Introduction:
         """Take part or refuse, before anything but a schema is said."""
@@ -270,7 +270,7 @@ class Desk:
             raise RefusedError(f"{method.name} cannot be deployed: {method.not_deployable}")
         for name, step in steps_of(method.silo_type).items():
             self._policy.check_kinds(kinds_of(step), f"which {method.name} sends in {name}")
-        self._policy.check_kinds(kinds_of(Desk.score), "which the final test sends")
+        self._policy.check_kinds(kinds_of(SiloEndpoint.score), "which the final test sends")
         self._config = make(method.settings_type, json.loads(plan.settings))
         self._plan, self._method = plan, method
         graph = self._graph = self._graph_of()
@@ -431,8 +431,8 @@ class Desk:
         return digest.hexdigest()
 
 
-DESK = "desk."
-"""Before the names of a desk's own steps: a method's silo may well have steps of the same names."""
+ENDPOINT = "endpoint."
+"""Before the names of an endpoint's own steps: a method's silo may have steps of the same names."""
 
 _STEPS = ("introduce", "prepare", "keep", "take_back", "score")
 

@@ -2,10 +2,10 @@
 
 FLARE carries nothing but our own wire bytes (`engines.wire`), so ledger, messages and weights are
 those of the in-process engine. What FLARE itself is stays outside: the engine is given one `Line`
-per silo (`deploy.job` makes them of FLARE's proxies), and the `Desk` at the other end
-(`engines.desk`) is called by whatever answers there.
+per silo (`deploy.job` makes them of FLARE's proxies), and the `SiloEndpoint` at the other end
+(`engines.endpoint`) is called by whatever answers there.
 
-No call ever waits for a silo's work. A line asks the desk to perform a step and waits a moment;
+No call ever waits for a silo's work. A line asks the endpoint to perform a step and waits a moment;
 while the silo is still busy, short calls ask again. A silo that is dead or cut off therefore leaves
 a single short call unanswered and is known to be lost within `answer_within` seconds, whatever the
 step's own time limit is; and nothing is left hanging when a run ends.
@@ -29,14 +29,14 @@ from fedmend import __version__
 from fedmend.engines import wire
 from fedmend.engines.base import EngineBase, Keeping
 from fedmend.engines.endpoint import (
-    DESK,
+    ENDPOINT,
     PLATFORM_PHASES,
-    Desk,
     FinalFigures,
     FinalModel,
     Introduction,
     Place,
     Plan,
+    SiloEndpoint,
 )
 from fedmend.engines.printable import printable
 from fedmend.errors import FederationError, RefusedError, StorageError, WireError
@@ -58,19 +58,19 @@ PLATFORM_TIMES, PLATFORM_AT_LEAST = 10.0, 60.0
 a step's time limit, and that many seconds in any case."""
 
 _PATIENCE = 2.0
-"""Seconds a call waits at the desk for a step to finish."""
+"""Seconds a call waits at the endpoint for a step to finish."""
 
 _PROBE_EVERY = 5.0
 """Seconds between looking whether a silo that was cut off is back."""
 
 
 class Line(Protocol):
-    """A way to reach one silo's desk."""
+    """A way to reach one silo's endpoint."""
 
     def __call__(
         self, ticket: int, where: str, step: str, request: bytes, patience: float, timeout: float
     ) -> Mapping[str, Any]:
-        """Have the desk perform a step (once per ticket); what it answers, within `timeout`.
+        """Have the endpoint perform a step (once per ticket); what it answers, within `timeout`.
 
         An empty `step` asks after a ticket. A silo that does not answer raises `TimeoutError`, one
         that cannot be reached `ConnectionError`.
@@ -148,11 +148,11 @@ class Flare(EngineBase[S]):
         for lost in self._unreached.values():
             self.say(f"{lost.silo} takes no part: {lost.why}")
         with self._platform("handshake"):
-            found = self._answered(Desk.introduce, plan)
+            found = self._answered(SiloEndpoint.introduce, plan)
             check_versions(found)
             self._schema = agreed_schema(found)
             check_borders(found)
-            self._answered(Desk.prepare, Nothing())
+            self._answered(SiloEndpoint.prepare, Nothing())
 
     def evaluate(self, weights: Mapping[str, Tensor] | None, mode: str) -> Final:
         """Test the final model at each silo.
@@ -162,7 +162,7 @@ class Flare(EngineBase[S]):
         """
         with self._platform("evaluation"):
             final = FinalModel(dict(weights or {}), weights is not None)
-            found = self._ask_desks(Desk.score, final).arrived
+            found = self._ask_endpoints(SiloEndpoint.score, final).arrived
         tested = {name: each for name, each in found.items() if each.test_nodes}
         scores = None
         if tested and mode == "cross-edges":
@@ -178,14 +178,14 @@ class Flare(EngineBase[S]):
         own = [name for name, each in found.items() if each.own_model]
         return Final(scores, own, {name: each.privacy_facts for name, each in found.items()})
 
-    def _ask_desks(self, step: Callable[[Desk, M], R], given: M) -> Replies[R]:
-        """Have every silo's desk perform one of its own steps."""
+    def _ask_endpoints(self, step: Callable[[SiloEndpoint, M], R], given: M) -> Replies[R]:
+        """Have every silo's endpoint perform one of its own steps."""
         asked: Callable[[Any, M], R] = step  # whatever class of silos the method has
         return self.ask(asked, given)
 
-    def _answered(self, step: Callable[[Desk, M], R], given: M) -> dict[str, R]:
+    def _answered(self, step: Callable[[SiloEndpoint, M], R], given: M) -> dict[str, R]:
         """The replies of all silos that the run was started with; an error if one is missing."""
-        replies = self._ask_desks(step, given)
+        replies = self._ask_endpoints(step, given)
         missing = [each for each in replies.lost if each.silo in self._lines]
         if missing:
             reasons = "; ".join(f"{each.silo}: {each.why}" for each in missing)
@@ -211,7 +211,7 @@ class Flare(EngineBase[S]):
         ticket, where = self._ticket, f"{self._phase}/{self._round}"
         names = list(requests)
         if self._phase in PLATFORM_PHASES:
-            step = DESK + step
+            step = ENDPOINT + step
 
         def one(name: str) -> bytes | SiloLost:
             return self._perform(name, ticket, where, step, requests[name])
@@ -246,8 +246,8 @@ class Flare(EngineBase[S]):
     def _time_limit(self, name: str) -> float | None:
         """Seconds a silo has for what it is asked now; None = any time.
 
-        One that has not finished what it was asked before gets no more than a step's time: its desk
-        has not even begun, and the others are waiting.
+        One that has not finished what it was asked before gets no more than a step's time: its
+        endpoint has not even begun, and the others are waiting.
         """
         generous = self._phase in PLATFORM_PHASES and name not in self._late
         if self._timeout is None or not generous:
@@ -255,7 +255,7 @@ class Flare(EngineBase[S]):
         return max(PLATFORM_AT_LEAST, PLATFORM_TIMES * self._timeout)
 
     def _opened(self, name: str, step: str, answer: Mapping[str, Any]) -> bytes | SiloLost:
-        """A desk's answer, which may be anything: a silo is hostile until checked."""
+        """An endpoint's answer, which may be anything: a silo is hostile until checked."""
         state, data = answer.get("state"), answer.get("reply")
         if state == "done" and isinstance(data, bytes):
             if len(data) > self._largest:
@@ -271,7 +271,7 @@ class Flare(EngineBase[S]):
                 raise RefusedError(f"{name} takes no part: {sentence}")
             if kind == StorageError.__name__:
                 raise StorageError(f"{name} cannot save its state: {sentence}")
-            return SiloLost(name, f"{kind} in step {step.removeprefix(DESK)}: {sentence}")
+            return SiloLost(name, f"{kind} in step {step.removeprefix(ENDPOINT)}: {sentence}")
         raise WireError(f"{name} answered with something that is no answer of ours")
 
     def _probe(self) -> None:
@@ -290,7 +290,7 @@ class Flare(EngineBase[S]):
     def _silo_states(self) -> dict[str, dict[str, torch.Tensor]]:
         place = Place(self._phase, self._round)
         with self._platform("checkpoints"):
-            self._ask_desks(Desk.keep, place)
+            self._ask_endpoints(SiloEndpoint.keep, place)
         return {name: {} for name in self._names}
 
     def _restore_silos(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
@@ -299,7 +299,7 @@ class Flare(EngineBase[S]):
         if saved is None:
             return
         with self._platform("checkpoints"):
-            replies = self._ask_desks(Desk.take_back, Place(saved.phase, saved.round))
+            replies = self._ask_endpoints(SiloEndpoint.take_back, Place(saved.phase, saved.round))
         for name, found in replies.arrived.items():
             if found.round != saved.round:
                 self.say(f"{name} goes on from its state after round {found.round}")

@@ -48,7 +48,7 @@ def mended(graph: Graph, owners: Tensor, features: Tensor) -> Graph:
     )
 
 
-def copies_of_lonely(graph: Graph, least_degree: int, most: int) -> tuple[Tensor, Tensor]:
+def copies_of_isolated(graph: Graph, least_degree: int, most: int) -> tuple[Tensor, Tensor]:
     """For nodes that see fewer than `least_degree` neighbours, copies of themselves to make it up.
 
     Returns the copies' features and the node of each, as a generator would; `most` per node.
@@ -81,7 +81,7 @@ def estimated_missing(graph: Graph, most: int) -> Tensor:
     return torch.where(alone, 1.0, graph.degree * ratio).clamp(max=most)
 
 
-def hearing_themselves(graph: Graph, times: Tensor) -> Adjacency:
+def with_self_loops(graph: Graph, times: Tensor) -> Adjacency:
     """The graph's edges, and so many more from every node to itself.
 
     Where a node sees nobody, to hear itself is the same in every layer as to hear a copy of itself

@@ -184,7 +184,7 @@ METHODS = {
             "feddep",
             "FedDEPSettings",
             # What is heard is not drawn here, and hearing oneself always is another thing.
-            fixed={"backbone": "sage", "protection": "dp-sgd", "hears_itself": "nobody"},
+            fixed={"backbone": "sage", "protection": "dp-sgd", "self_loops": "none"},
         ),
         Method(
             "fedggr",

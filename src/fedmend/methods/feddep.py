@@ -36,7 +36,7 @@ Where this follows the released code, or neither it nor the paper:
   weight that real neighbours will be heard with; on the whole graph they all are. In F's training
   such a node hears itself, in the place of the neighbour that it surely misses and where the
   sampler keeps it, and so do the others for what they miss by the share of the silo's nodes that
-  see nobody (`hears_itself`). It is no part of the paper, and all that is won on random cuts.
+  see nobody (`self_loops`). It is no part of the paper, and all that is won on random cuts.
 - On a graph that nobody mended, the whole graph above all, mended embeddings are zero, in
   validation too; `generate_at_inference` uses them on the silo's own graph.
 """
@@ -60,7 +60,7 @@ from fedmend.federation import Federation, Nothing, Replies, Schema, message
 from fedmend.graph import Graph, is_sparse, select_rows
 from fedmend.mending.exchange import ExchangingSilo, Offer, Progress, exchange, say_if_two
 from fedmend.mending.generator import NeighbourGenerator
-from fedmend.mending.graph import estimated_missing, hearing_themselves
+from fedmend.mending.graph import estimated_missing, with_self_loops
 from fedmend.mending.nearest import Groups, nearest_rows
 from fedmend.mending.prototypes import Prototypes, prototypes
 from fedmend.mending.reconstruction import lost_neighbour_loss, nearest_of_each_loss
@@ -122,11 +122,11 @@ class FedDEPSettings(fedavg.FedAvgSettings):
     clip: float = setting(1.0, "norm a node's gradient is clipped to (dp-sgd)", low=1e-6)
     noise: float = setting(2.0, "noise over the clipping norm (dp-sgd, sigma)", low=0.0)
     rate: float = setting(0.5, "share of generated neighbours kept (r)", low=0.0, high=1.0)
-    hears_itself: str = setting(
+    self_loops: str = setting(
         "estimated",
         "who hears itself in training, where the sampler keeps it: estimated, a node for every "
-        "neighbour the cut should have taken; lonely, one that sees nobody; or nobody",
-        choices=("estimated", "lonely", "nobody"),
+        "neighbour the cut should have taken; isolated, one that sees nobody; or none",
+        choices=("estimated", "isolated", "none"),
     )
     joint: bool = setting(False, "the generator learns on while the classifier is trained")
     generate_at_inference: bool = setting(False, "silos use generated neighbours to predict too")
@@ -271,22 +271,22 @@ class MendedTraining(Training):
         if made is not None:
             if len(made.owner):
                 self._mended = made.drawn_mean(nodes, rate, self.sampler).to(self.device)
-            themselves = self._who_hears_itself()
+            themselves = self._self_loops()
             if len(themselves):
                 kept = themselves[torch.rand(len(themselves), generator=self.sampler) < rate]
                 times = torch.bincount(kept, minlength=nodes)
-                self._hear(hearing_themselves(self.graph, times))
+                self._hear(with_self_loops(self.graph, times))
                 self._input_products.forget()  # those of other edges
         return super()._epoch()
 
-    def _who_hears_itself(self) -> Tensor:
+    def _self_loops(self) -> Tensor:
         """A node for every time it is to hear itself in the place of a neighbour it misses."""
-        who, settings, graph = self.settings.hears_itself, self.settings, self.graph
-        lonely = torch.nonzero(graph.degree == 0)[:, 0]
-        if who == "nobody" or settings.fused == "paper" or not settings.neighbours:
-            return lonely[:0]  # F as printed hears itself anyway
-        if who == "lonely" or not len(lonely):
-            return lonely
+        who, settings, graph = self.settings.self_loops, self.settings, self.graph
+        isolated = torch.nonzero(graph.degree == 0)[:, 0]
+        if who == "none" or settings.fused == "paper" or not settings.neighbours:
+            return isolated[:0]  # F as printed hears itself anyway
+        if who == "isolated" or not len(isolated):
+            return isolated
         missing = estimated_missing(graph, settings.neighbours)
         whole = missing.floor()  # the rest of it in some epochs only
         times = whole + (torch.rand(len(missing), generator=self.sampler) < missing - whole)

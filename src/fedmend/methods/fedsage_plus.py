@@ -62,7 +62,7 @@ from fedmend.federation import Federation, Nothing, Schema, message
 from fedmend.graph import Graph
 from fedmend.mending.exchange import ExchangingSilo, exchange, note_loss, say_if_two
 from fedmend.mending.generator import NeighbourGenerator
-from fedmend.mending.graph import copies_of_lonely, mended, mended_hops, without_nodes
+from fedmend.mending.graph import copies_of_isolated, mended, mended_hops, without_nodes
 from fedmend.mending.reconstruction import lost_neighbour_loss, own_row_loss
 from fedmend.methods import fedavg
 from fedmend.models.backbones import ModelShape, build
@@ -284,7 +284,7 @@ class Mending(ExchangingSilo):
     def _generate(self) -> tuple[Tensor, Tensor]:
         settings = self.settings
         if settings.generator == "copy":
-            return copies_of_lonely(self.graph, settings.least_degree, settings.neighbours)
+            return copies_of_isolated(self.graph, settings.least_degree, settings.neighbours)
         if self.learner.trained:
             return self.learner.generate()
         return torch.zeros(0, self.graph.num_features), torch.zeros(0, dtype=torch.int64)

@@ -60,7 +60,7 @@ from fedmend.models.kernels.sparse import SparseMatrix
 from fedmend.privacy.accountants.gaussian import gaussian_epsilon
 from fedmend.privacy.ledger import Direction, Kind, Ledger
 from fedmend.privacy.sealing import KEY_BYTES
-from fedmend.secret.consent import BACKWARD, FORWARD, INPUT, LAST, WhoHearsWhom
+from fedmend.secret.consent import BACKWARD, FORWARD, INPUT, LAST, Consent
 from fedmend.secret.network import LayerByLayer
 from fedmend.secret.session import (
     NO_NUMBERS,
@@ -72,7 +72,7 @@ from fedmend.secret.session import (
     Letters,
     Noise,
     Outgoing,
-    PostOffice,
+    Router,
     Secrecy,
     SecretMessages,
     forwarded,
@@ -283,7 +283,7 @@ class Devices:
         degree = self._seen_count + torch.from_numpy(np.bincount(hidden.rows, minlength=self.count))
         self.most_neighbours = int(degree.max())
         self.messages = SecretMessages(name, number, border.nodes, settings.secrecy, settings.noise)
-        self.agreement = WhoHearsWhom(
+        self.agreement = Consent(
             self.messages,
             hidden,
             {
@@ -388,7 +388,7 @@ class Devices:
         labels, scores = self._graph.y, self.network.result.detach()
         right = int((scores[self.val_nodes].argmax(1) == labels[self.val_nodes]).sum())
         if self.network.training:
-            return self.network.lose(self.train_nodes, labels), right
+            return self.network.loss(self.train_nodes, labels), right
         self.probabilities = torch.softmax(scores, 1)
         return 0.0, right
 
@@ -773,7 +773,7 @@ class Hub:
 
     def __init__(self, silos: Federation[Silo], settings: HiFGLSettings, state: Training) -> None:
         self._silos, self._settings, self._state = silos, settings, state
-        self._office = PostOffice(settings.secrecy)
+        self._router = Router(settings.secrecy)
         self._number = {name: number for number, name in enumerate(silos.names)}
         self._absent: set[str] = set()
         self._present: list[str] = []
@@ -957,7 +957,7 @@ class Hub:
             return {self._number[name]: each for name, each in passed.items()}
 
         by_number = {self._number[name]: each for name, each in outgoing.items()}
-        incoming = self._office.carry(stage, by_number, relay)
+        incoming = self._router.carry(stage, by_number, relay)
         return {name_of[number]: each for number, each in incoming.items()}
 
     def _deliver(self, letters: Mapping[str, Letters]) -> dict[str, Letters]:

@@ -38,7 +38,7 @@ _MOST_SUMS = 60
 """Different sums that are remembered: who comes and goes more often ends up hearing nothing."""
 
 
-class WhoHearsWhom:
+class Consent:
     """One silo's part of the agreement; every mask is over the edges it may use.
 
     hears: edges along which its own node hears; speaks: along which its own node speaks.

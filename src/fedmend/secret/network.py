@@ -77,7 +77,7 @@ class LayerByLayer:
 
     @property
     def result(self) -> Tensor:
-        """The last layer computed so far: scores after the last one, until `lose`."""
+        """The last layer computed so far: scores after the last one, until `loss`."""
         return self._layers[-1].result if self._layers else self._first
 
     # Forward
@@ -131,7 +131,7 @@ class LayerByLayer:
 
     # The way back
 
-    def lose(self, nodes: Tensor, labels: Tensor) -> float:
+    def loss(self, nodes: Tensor, labels: Tensor) -> float:
         """The summed loss of these nodes: from here on the way leads back."""
         with torch.set_grad_enabled(True):
             loss = F.cross_entropy(self.result[nodes], labels[nodes], reduction="sum")

@@ -11,7 +11,7 @@ routes of its errata):
 3. The target's silo checks that no share is missing, adds the relays' sums, and has the sum over
    the target's neighbours; nothing else can be decoded by fewer than T + 1 relays together.
 
-`SecretMessages` is a silo's side of it, `PostOffice` the server's, which carries what is sealed and
+`SecretMessages` is a silo's side of it, `Router` the server's, which carries what is sealed and
 is a relay itself. Nodes go by pseudonyms everywhere. Everything is done on whole arrays: a pass
 costs a few operations per pair of silos, however many nodes there are.
 """
@@ -546,7 +546,7 @@ Relaying = Callable[[Mapping[int, Letters]], Mapping[int, Letters]]
 """Has each of these silos relay its letters, and gives their letters to the targets."""
 
 
-class PostOffice:
+class Router:
     """The server's side: it carries what is sealed, and is the first relay of every message."""
 
     def __init__(self, secrecy: Secrecy) -> None:

@@ -27,7 +27,7 @@ from fedmend.graph import Graph, select_rows
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.features import Features, in_quicker_form
 from fedmend.models.kernels.by_hand import FullBatch
-from fedmend.models.kernels.loss import Truth, cross_entropy
+from fedmend.models.kernels.loss import Targets, cross_entropy
 from fedmend.training.optimizer import Optimizer
 from fedmend.training.settings import TrainingSettings
 from fedmend.training.state import under
@@ -72,7 +72,7 @@ class LocalTraining:
         self._rows = Features(self._pickable)
         self._whole = whole_graph_hop(graph).to(self.device)
         self._labels = graph.y.to(self.device)
-        self._truth = Truth(self._labels[self.train_nodes.to(self.device)], shape.outputs)
+        self._targets = Targets(self._labels[self.train_nodes.to(self.device)], shape.outputs)
         self._batches = stream(seed, name, purpose + "batches")
         self._neighbours = stream(seed, name, purpose + "neighbours")
         self._dropout = stream(seed, name, purpose + "dropout")
@@ -171,10 +171,10 @@ class LocalTraining:
 
     def _step(self, batch: Tensor, adjust: AdjustGradients | None) -> Tensor:
         if self._by_hand is not None and self._full_batch is not None and not self._mends:
-            loss = self._by_hand.loss_and_gradients(self._full_batch[-1], self._truth)
+            loss = self._by_hand.loss_and_gradients(self._full_batch[-1], self._targets)
         else:
             everyone = batch is self.train_nodes
-            labels = self._truth.labels if everyone else self._labels[batch.to(self.device)]
+            labels = self._targets.labels if everyone else self._labels[batch.to(self.device)]
             loss = cross_entropy(self.scores(batch), labels)
             self._optimizer.clear()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's

@@ -11,7 +11,7 @@ from fedmend.data.sampling import hop_to, whole_graph_hop
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.features import Features
 from fedmend.models.kernels.by_hand import FullBatch
-from fedmend.models.kernels.loss import Truth, cross_entropy
+from fedmend.models.kernels.loss import Targets, cross_entropy
 from tests.tiny import tiny_graph
 
 SHAPE = ModelShape("sage", 6, 3, hidden=8, layers=2, heads=2, dropout=0.0)
@@ -20,7 +20,7 @@ FEATURES = Features(GRAPH.x, reused=True)
 WHOLE = whole_graph_hop(GRAPH)
 NODES = torch.nonzero(GRAPH.train_mask)[:, 0]
 LABELS = GRAPH.y[NODES]
-TRUTH = Truth(LABELS, SHAPE.outputs)
+TRUTH = Targets(LABELS, SHAPE.outputs)
 
 
 def model_of(backbone: str) -> Backbone:

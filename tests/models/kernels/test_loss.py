@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmend.models.kernels.loss import Truth, cross_entropy, loss_and_gradient
+from fedmend.models.kernels.loss import Targets, cross_entropy, loss_and_gradient
 
 
 @given(
@@ -27,7 +27,7 @@ def test_is_torchs(nodes: int, classes: int, scale: float, seed: int) -> None:
     (3 * expected).backward()  # type: ignore[no-untyped-call]  # torch's
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-12, rtol=1e-9)
-    alone, gradient = loss_and_gradient(scores, Truth(labels, classes, dtype=scores.dtype))
+    alone, gradient = loss_and_gradient(scores, Targets(labels, classes, dtype=scores.dtype))
     assert torch.equal(alone, loss.detach())
     torch.testing.assert_close(3 * gradient, ours.grad)
     assert gradient.is_contiguous()

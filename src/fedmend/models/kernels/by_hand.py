@@ -14,7 +14,7 @@ from fedmend.data.sampling import Hop
 from fedmend.models.backbones import Backbone
 from fedmend.models.features import Features
 from fedmend.models.kernels.dense import multiply
-from fedmend.models.kernels.loss import Truth, loss_and_gradient
+from fedmend.models.kernels.loss import Targets, loss_and_gradient
 from fedmend.models.kernels.sparse import SparseMatrix, chained, chained_transposed, narrow_product
 from fedmend.models.layers import GcnLayer, SageLayer
 from fedmend.models.propagation import operator, with_own
@@ -57,10 +57,10 @@ class FullBatch:
         return self._last.heard(self._below()[1], hop)
 
     @torch.no_grad()
-    def loss_and_gradients(self, hop: Hop, truth: Truth) -> Tensor:
+    def loss_and_gradients(self, hop: Hop, targets: Targets) -> Tensor:
         """Cross entropy of the nodes that the hop computes; leaves gradients in the parameters."""
         hidden, told = self._below()
-        loss, gradient = loss_and_gradient(self._last.heard(told, hop), truth)
+        loss, gradient = loss_and_gradient(self._last.heard(told, hop), targets)
         gradient = self._last.backward(gradient, hidden, hop)
         self._first.backward(_relu_backward(gradient, hidden, 0))
         return loss

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class Truth:
+class Targets:
     """The classes of some nodes and what the loss's gradient takes from them.
 
     Made once for nodes that serve in every step.
@@ -34,19 +34,19 @@ def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
     return loss
 
 
-def loss_and_gradient(scores: Tensor, truth: Truth) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(scores: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
     """The mean cross entropy and its derivative in the scores; call it without autograd."""
     log_likelihood = scores.t().contiguous().log_softmax(0)
-    loss = F.nll_loss(log_likelihood.t(), truth.labels)
-    gradient = log_likelihood.exp_().mul_(truth.share).add_(truth.pull)
+    loss = F.nll_loss(log_likelihood.t(), targets.labels)
+    gradient = log_likelihood.exp_().mul_(targets.share).add_(targets.pull)
     return loss, gradient.t().contiguous()
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, labels: Tensor) -> Tensor:
-        truth = Truth(labels, scores.shape[1], dtype=scores.dtype)
-        loss, gradient = loss_and_gradient(scores, truth)
+        targets = Targets(labels, scores.shape[1], dtype=scores.dtype)
+        loss, gradient = loss_and_gradient(scores, targets)
         ctx.save_for_backward(gradient)
         return loss
 

@@ -35,8 +35,8 @@ def order_for(party: str, step: str, number: int) -> dict[str, Any]:
 
 
 def sabotage(module: ModuleType) -> None:
-    desk = module.Desk
-    run = desk._run
+    endpoint = module.SiloEndpoint
+    run = endpoint._run
 
     def broken_run(self: Any, where: str, step: str, request: bytes) -> bytes:
         order = order_for(self.name, step, int(where.rpartition("/")[2] or 0))
@@ -53,12 +53,12 @@ def sabotage(module: ModuleType) -> None:
         done: bytes = run(self, where, step, request)
         return done
 
-    desk._run = broken_run
+    endpoint._run = broken_run
 
 
-def raising(desk: Any, step: str, text: str, run: Callable[[], bytes]) -> bytes:
+def raising(endpoint: Any, step: str, text: str, run: Callable[[], bytes]) -> bytes:
     """Run with a step that raises, as a bug in it would."""
-    silo_type = type(desk._silo)
+    silo_type = type(endpoint._silo)
     whole = getattr(silo_type, step)
 
     @functools.wraps(whole)
