@@ -18,8 +18,8 @@ import fedmend
 from fedmend.errors import SettingsError
 from fedmend.privacy.accountants.nfdp import (
     MOST,
-    Account,
     Bound,
+    EdgeLDP,
     account,
     amplify,
     as_printed,
@@ -239,7 +239,7 @@ def test_never_below_dp_accounting(d: int, D: int, layers: int, epochs: int, sla
 # What must not go down
 
 
-def epsilons(found: Account) -> list[float]:
+def epsilons(found: EdgeLDP) -> list[float]:
     columns = (found.published, found.recomputed)
     return [b.epsilon for c in columns for b in (c.one_hop, c.composed, c.sampled)]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from fedmend.privacy.accountants.nfdp import Account, Bound
+from fedmend.privacy.accountants.nfdp import Bound, EdgeLDP
 
 
-def edge_ldp_table(account: Account) -> Table:
+def edge_ldp_table(account: EdgeLDP) -> Table:
     """Theorem 3.1 as published and as recomputed, one figure per line."""
     sampling = account.sampling
     title = f"Noise-free edge-LDP, d = {sampling.d} of D = {sampling.D} neighbours"
@@ -31,7 +31,7 @@ def edge_ldp_table(account: Account) -> Table:
     return table
 
 
-def edge_ldp_notes(account: Account) -> list[str]:
+def edge_ldp_notes(account: EdgeLDP) -> list[str]:
     """What the two columns mean, a line each."""
     smallest, assumed = account.degrees.smallest, account.sampling.D
     broken = f", and the smallest degree is {smallest}, not {assumed}" if smallest < assumed else ""

@@ -175,7 +175,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class EdgeLDP:
     """Both columns, and what they come to in words."""
 
     sampling: Sampling
@@ -236,7 +236,7 @@ def nfdp(
     rate: float = 1.0,
     delta_prime: float = 1e-5,
     graph: Graph | None = None,
-) -> Account:
+) -> EdgeLDP:
     """What FedDEP's theorem 3.1 comes to, as published and as recomputed.
 
     Args:
@@ -262,7 +262,7 @@ def account(
     rate: float,
     delta_prime: float,
     degree_counts: dict[int, int] | None = None,
-) -> Account:
+) -> EdgeLDP:
     """`nfdp` from how many nodes have each degree, of one silo or of several added up."""
     if degree_counts is not None and not degree_counts:
         raise SettingsError("the degrees of no node at all were given; leave them out instead")
@@ -287,7 +287,7 @@ def account(
     printed = as_printed(compose(assumed, times, sampling.delta_prime))
     found = worst(single_hop(sampling.d, degree) for degree in looked_at)
     composed = compose(found, times, sampling.delta_prime)
-    return Account(
+    return EdgeLDP(
         sampling,
         degrees,
         published=Column(assumed, printed, amplify(printed, sampling.rate)),
