@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +28,14 @@ from fedmend.deploy.deployed import PLAN, make_plan, privacy_account, train_depl
 from fedmend.engines import endpoint as endpoint_module
 from fedmend.engines import flare, wire
 from fedmend.engines.base import Interrupted, Moment, Watch
-from fedmend.engines.endpoint import PLATFORM_PHASES, Plan, SiloEndpoint, kinds_of, steps_of
+from fedmend.engines.endpoint import (
+    Plan,
+    PlatformPhase,
+    SiloEndpoint,
+    kinds_of,
+    of_the_platform,
+    steps_of,
+)
 from fedmend.errors import (
     FederationError,
     RefusedError,
@@ -155,7 +162,7 @@ def noise_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def methods_rows(ledger: Ledger) -> list[Any]:
-    return [entry for entry in ledger.entries if entry.phase not in PLATFORM_PHASES]
+    return [entry for entry in ledger.entries if not of_the_platform(entry)]
 
 
 @deployable
@@ -174,17 +181,22 @@ def test_every_method_gives_the_in_process_result(method: str, place: Place) -> 
     assert record["label_names"] == list(expected.label_names)
 
 
-@deployable
-@pytest.mark.usefixtures("noise_of_the_seed")
-def test_stopped_and_resumed_is_the_same(method: str, place: Place) -> None:
+def stops_at_once() -> Watch:
+    """Asks for the run's end after its first round."""
     watch = Watch()
 
     def stop(moment: Moment) -> None:
         watch.stop_requested = True
 
     watch.on_round = stop
+    return watch
+
+
+@deployable
+@pytest.mark.usefixtures("noise_of_the_seed")
+def test_stopped_and_resumed_is_the_same(method: str, place: Place) -> None:
     with pytest.raises(Interrupted):
-        place.run(method, watch=watch)
+        place.run(method, watch=stops_at_once())
     place.start(*NAMES)  # everybody starts anew
     place.run(method, resume=True)
     expected = in_process(method)
@@ -192,6 +204,53 @@ def test_stopped_and_resumed_is_the_same(method: str, place: Place) -> None:
     for name, weights in expected.own.items():
         assert same_weights(place.own_weights(name), weights)
     assert methods_rows(place.ledger) == expected.ledger.entries
+
+
+class Renamed:
+    """A federation in which a method calls its training something else."""
+
+    def __init__(self, silos: Any, phase: str) -> None:
+        self.silos, self.phase = silos, phase
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.silos, name)
+
+    def rounds(self, count: int, state: Any) -> Iterator[int]:
+        yield from self.silos.rounds(count, state, self.phase)
+
+
+@pytest.mark.parametrize("phase", get_args(PlatformPhase))
+def test_a_methods_phase_may_be_called_like_the_platforms(
+    place: Place, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    server: Callable[..., Any] = vars(fedavg)["server"]
+    monkeypatch.setattr(fedavg, "server", lambda silos, own: server(Renamed(silos, phase), own))
+    expected = train("fedavg", PARTITION, evaluation="own-subgraph", **SETTINGS)
+    assert list(expected.history) == [phase]
+    with pytest.raises(Interrupted):
+        place.run("fedavg", watch=stops_at_once())
+    place.start(*NAMES)
+    record = place.run("fedavg", resume=True)
+    assert same_weights(place.weights, expected.weights)
+    assert record["rounds"] == json.loads(json.dumps(expected.record["rounds"]))
+    assert methods_rows(place.ledger) == expected.ledger.entries
+    platform = {entry.phase for entry in place.ledger.entries if of_the_platform(entry)}
+    assert platform == set(get_args(PlatformPhase))
+    assert any(line.startswith(f"{phase}, round 1; ") for line in place.told["silo-0"])
+    done: list[int] = []
+
+    def slow(silo: fedavg.Silo) -> None:
+        if silo.name == "silo-1" and not done:
+            done.append(1)
+            time.sleep(1.0)
+
+    before_training(slow, monkeypatch)
+    again = Place(place.root / "again")
+    try:
+        said = again.run("fedavg", timeout=0.5)["said"]
+    finally:
+        again.close()
+    assert f"silo-1 was lost in round 1 of {phase}: no answer within 0.5 s" in said
 
 
 def test_a_silos_own_ledger_is_the_servers(place: Place) -> None:
@@ -499,10 +558,8 @@ def test_a_silo_with_an_older_state_goes_on_from_it(place: Place) -> None:
 
 
 def test_a_silo_without_its_state_does_not_pretend(place: Place) -> None:
-    watch = Watch()
-    watch.on_round = lambda _: setattr(watch, "stop_requested", True)
     with pytest.raises(Interrupted):
-        place.run("fedavg", watch=watch)
+        place.run("fedavg", watch=stops_at_once())
     for path in place.folder("silo-1").glob("checkpoint-*"):
         path.unlink()
     place.start(*NAMES)
@@ -511,10 +568,8 @@ def test_a_silo_without_its_state_does_not_pretend(place: Place) -> None:
 
 
 def test_another_graph_is_another_silo(place: Place) -> None:
-    watch = Watch()
-    watch.on_round = lambda _: setattr(watch, "stop_requested", True)
     with pytest.raises(Interrupted):
-        place.run("fedavg", watch=watch)
+        place.run("fedavg", watch=stops_at_once())
     silo = PARTITION.silos["silo-1"]
     changed = {**PARTITION.silos, "silo-1": rebuilt(silo, x=silo.x + 1)}
     place.silos = Partition(changed, "by hand", None)
@@ -657,10 +712,8 @@ def test_the_same_edges_in_another_order_are_the_same(place: Place) -> None:
 
 def test_another_border_is_another_silo(place: Place) -> None:
     """Both ends of an edge list one more: they agree, but not with what they had saved."""
-    watch = Watch()
-    watch.on_round = lambda _: setattr(watch, "stop_requested", True)
     with pytest.raises(Interrupted):
-        place.run("hifgl", watch=watch)
+        place.run("hifgl", watch=stops_at_once())
     border_row(place, "silo-0", (node_of("silo-0"), "silo-1", node_of("silo-1")))
     border_row(place, "silo-1", (node_of("silo-1"), "silo-0", node_of("silo-0")))
     place.start(*NAMES)

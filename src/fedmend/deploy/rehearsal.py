@@ -28,7 +28,7 @@ from fedmend.deploy.deployed import make_plan
 from fedmend.deploy.kits import Kit
 from fedmend.deploy.processes import TIED, end_trees
 from fedmend.engines.base import Watch
-from fedmend.engines.endpoint import PLATFORM_PHASES
+from fedmend.engines.endpoint import of_the_platform
 from fedmend.errors import FederationError
 from fedmend.files import make_folder
 from fedmend.methods import find
@@ -149,7 +149,7 @@ def _compared(
     same = equal(weights, result.weights) and own.keys() == result.own.keys()
     same = same and all(equal(own[name], result.own[name]) for name in own)
     entries = Ledger.from_csv((run / records.LEDGER).read_text()).entries
-    rows = [entry for entry in entries if entry.phase not in PLATFORM_PHASES]
+    rows = [entry for entry in entries if not of_the_platform(entry)]
     scores = result.record["result"]
     return Rehearsal(
         method=result.method.name,

@@ -3,7 +3,8 @@
 The engine (`engines.flare`) asks an endpoint for steps over a line; the endpoint performs them on
 bytes, and lets out what the silo's policy allows. Beside the method's steps it has a few of its
 own: the handshake, saving the silo's state at the silo, the final test. They travel the same way
-and stand in the ledger under phases of their own (`PLATFORM_PHASES`).
+and stand in the ledger under phases of their own (`PlatformPhase`). A method may call a phase the
+same: who is asked is said by the step's name (`ENDPOINT`), never by the phase's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -49,12 +50,12 @@ from fedmend.federation import (
 )
 from fedmend.graph import Graph, feature_arrays, hash_of_names
 from fedmend.methods import Method, find
-from fedmend.privacy.ledger import Kind, Ledger
+from fedmend.privacy.ledger import Entry, Kind, Ledger
 from fedmend.privacy.policy import Policy
 from fedmend.training.streams import DeployedSeed
 
-PLATFORM_PHASES = ("handshake", "checkpoints", "evaluation")
-"""Phases of the ledger that the in-process engine does not have."""
+PlatformPhase = Literal["handshake", "checkpoints", "evaluation"]
+"""Phases of the ledger that the in-process engine does not have; they have no rounds."""
 
 NOT_COUNTED = torch.empty(3, 0, dtype=torch.int64)
 """In place of counts by class, where figures of one silo alone are all that is asked."""
@@ -220,7 +221,7 @@ class SiloEndpoint:
             expected, promised = step_types(perform.__func__)  # type: ignore[attr-defined]  # bound
             given = wire.decode(request, allowed=(expected,), limit=self._policy.largest_message)
             self._count(phase, round_number, "down", given, len(request))
-            if phase not in PLATFORM_PHASES:
+            if not step.startswith(ENDPOINT):
                 self._say_where(phase, round_number)
             with computing_with(self._plan.threads if self._plan else 1):
                 found = perform(given)
@@ -435,6 +436,11 @@ ENDPOINT = "endpoint."
 """Before the names of an endpoint's own steps: a method's silo may have steps of the same names."""
 
 _STEPS = ("introduce", "prepare", "keep", "take_back", "score")
+
+
+def of_the_platform(entry: Entry) -> bool:
+    """Whether a row of a ledger is the deployment's own; a method's phases begin with round 1."""
+    return entry.round == 0 and entry.phase in get_args(PlatformPhase)
 
 
 def steps_of(silo_type: type[Any]) -> dict[str, Callable[..., Any]]:

@@ -16,9 +16,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, Unpack
 
@@ -30,12 +29,12 @@ from fedmend.engines import wire
 from fedmend.engines.base import EngineBase, Keeping
 from fedmend.engines.endpoint import (
     ENDPOINT,
-    PLATFORM_PHASES,
     FinalFigures,
     FinalModel,
     Introduction,
     Place,
     Plan,
+    PlatformPhase,
     SiloEndpoint,
 )
 from fedmend.engines.printable import printable
@@ -123,6 +122,7 @@ class Flare(EngineBase[S]):
         self._answer_within = answer_within
         self._largest = largest_message
         self._ticket = 0
+        self._to_endpoints = False  # whether what is asked now is none of the method's steps
         self._unreached = {
             name: SiloLost(name, "it is not connected")
             for name in self._names
@@ -147,12 +147,11 @@ class Flare(EngineBase[S]):
         """The handshake: every silo agrees to the plan and has the same schema, or nothing runs."""
         for lost in self._unreached.values():
             self.say(f"{lost.silo} takes no part: {lost.why}")
-        with self._platform("handshake"):
-            found = self._answered(SiloEndpoint.introduce, plan)
-            check_versions(found)
-            self._schema = agreed_schema(found)
-            check_borders(found)
-            self._answered(SiloEndpoint.prepare, Nothing())
+        found = self._answered(SiloEndpoint.introduce, plan)
+        check_versions(found)
+        self._schema = agreed_schema(found)
+        check_borders(found)
+        self._answered(SiloEndpoint.prepare, Nothing())
 
     def evaluate(self, weights: Mapping[str, Tensor] | None, mode: str) -> Final:
         """Test the final model at each silo.
@@ -160,9 +159,8 @@ class Flare(EngineBase[S]):
         Like the in-process modes: `own-subgraph`, each silo's test nodes on its own graph, or
         `cross-edges`, as one set, where the silos predicted together.
         """
-        with self._platform("evaluation"):
-            final = FinalModel(dict(weights or {}), weights is not None)
-            found = self._ask_endpoints(SiloEndpoint.score, final).arrived
+        final = FinalModel(dict(weights or {}), weights is not None)
+        found = self._ask_endpoints("evaluation", SiloEndpoint.score, final).arrived
         tested = {name: each for name, each in found.items() if each.test_nodes}
         scores = None
         if tested and mode == "cross-edges":
@@ -178,28 +176,27 @@ class Flare(EngineBase[S]):
         own = [name for name, each in found.items() if each.own_model]
         return Final(scores, own, {name: each.privacy_facts for name, each in found.items()})
 
-    def _ask_endpoints(self, step: Callable[[SiloEndpoint, M], R], given: M) -> Replies[R]:
-        """Have every silo's endpoint perform one of its own steps."""
+    def _ask_endpoints(
+        self, phase: PlatformPhase, step: Callable[[SiloEndpoint, M], R], given: M
+    ) -> Replies[R]:
+        """Have every silo's endpoint perform one of its own steps, in a phase of the platform."""
         asked: Callable[[Any, M], R] = step  # whatever class of silos the method has
-        return self.ask(asked, given)
+        before = self._phase, self._round
+        self._phase, self._round, self._to_endpoints = phase, 0, True
+        try:
+            return self.ask(asked, given)
+        finally:
+            self._phase, self._round = before
+            self._to_endpoints = False
 
     def _answered(self, step: Callable[[SiloEndpoint, M], R], given: M) -> dict[str, R]:
         """The replies of all silos that the run was started with; an error if one is missing."""
-        replies = self._ask_endpoints(step, given)
+        replies = self._ask_endpoints("handshake", step, given)
         missing = [each for each in replies.lost if each.silo in self._lines]
         if missing:
             reasons = "; ".join(f"{each.silo}: {each.why}" for each in missing)
             raise FederationError(f"the run cannot start: {reasons}")
         return replies.arrived
-
-    @contextmanager
-    def _platform(self, phase: str) -> Iterator[None]:
-        before = self._phase, self._round
-        self._phase, self._round = phase, 0
-        try:
-            yield
-        finally:
-            self._phase, self._round = before
 
     # Transport
 
@@ -210,7 +207,7 @@ class Flare(EngineBase[S]):
         self._ticket += 1
         ticket, where = self._ticket, f"{self._phase}/{self._round}"
         names = list(requests)
-        if self._phase in PLATFORM_PHASES:
+        if self._to_endpoints:
             step = ENDPOINT + step
 
         def one(name: str) -> bytes | SiloLost:
@@ -249,7 +246,7 @@ class Flare(EngineBase[S]):
         One that has not finished what it was asked before gets no more than a step's time: its
         endpoint has not even begun, and the others are waiting.
         """
-        generous = self._phase in PLATFORM_PHASES and name not in self._late
+        generous = self._to_endpoints and name not in self._late
         if self._timeout is None or not generous:
             return self._timeout
         return max(PLATFORM_AT_LEAST, PLATFORM_TIMES * self._timeout)
@@ -289,8 +286,7 @@ class Flare(EngineBase[S]):
 
     def _silo_states(self) -> dict[str, dict[str, torch.Tensor]]:
         place = Place(self._phase, self._round)
-        with self._platform("checkpoints"):
-            self._ask_endpoints(SiloEndpoint.keep, place)
+        self._ask_endpoints("checkpoints", SiloEndpoint.keep, place)
         return {name: {} for name in self._names}
 
     def _restore_silos(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
@@ -298,8 +294,8 @@ class Flare(EngineBase[S]):
         saved = self._saved
         if saved is None:
             return
-        with self._platform("checkpoints"):
-            replies = self._ask_endpoints(SiloEndpoint.take_back, Place(saved.phase, saved.round))
+        place = Place(saved.phase, saved.round)
+        replies = self._ask_endpoints("checkpoints", SiloEndpoint.take_back, place)
         for name, found in replies.arrived.items():
             if found.round != saved.round:
                 self.say(f"{name} goes on from its state after round {found.round}")

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedmend.deploy import kits
 from fedmend.deploy.processes import end_trees
 from fedmend.deploy.rehearsal import Stage, staged
-from fedmend.engines.endpoint import PLATFORM_PHASES
+from fedmend.engines.endpoint import of_the_platform
 from fedmend.methods import METHODS
 from fedmend.privacy.ledger import Entry, Ledger
 from fedmend.runs.train import Result, train
@@ -192,4 +192,4 @@ def record_of(run: Path) -> dict[str, Any]:
 def methods_rows(run: Path) -> list[Entry]:
     """The ledger's rows that the in-process engine has too."""
     entries = Ledger.from_csv((run / "ledger.csv").read_text()).entries
-    return [entry for entry in entries if entry.phase not in PLATFORM_PHASES]
+    return [entry for entry in entries if not of_the_platform(entry)]
