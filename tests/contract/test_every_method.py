@@ -132,11 +132,22 @@ def test_global_random_state_is_neither_used_nor_changed(method: str) -> None:
     assert repr(np.random.get_state()) == numpy_before
 
 
+NO_MORE_THAN_LOCAL = {"local", "oracle", "fedavg", "fedsage", "fedper"}
+"""Methods that have nothing to give to a silo that is alone, and take nothing from it."""
+
+
 @every_method
 def test_one_silo(method: str) -> None:
-    result = train(method, tiny_partition(1), **settings_of(method))
-    assert 0.0 <= result.accuracy <= 1.0
-    assert 0.0 <= result.macro_f1 <= 1.0
+    alone = tiny_partition(1)
+    result = train(method, alone, **settings_of(method))
+    graph = alone.silos["silo-0"]
+    found = result.predict(graph, "silo-0").labels
+    tested = torch.nonzero(graph.test_mask)[:, 0].tolist()
+    right = [node for node in tested if found[node] == graph.label_names[int(graph.y[node])]]
+    assert result.accuracy == pytest.approx(len(right) / len(tested))
+    local = train("local", alone, **settings_of("local")).own["silo-0"]
+    same = same_weights(result.weights or result.own["silo-0"], local)
+    assert same == (method in NO_MORE_THAN_LOCAL)
 
 
 @every_method
@@ -588,7 +599,9 @@ def test_backbone_is_an_option_of_all(method: str) -> None:
 
 
 def test_fedsage_is_fedavg_with_graphsage() -> None:
-    same_result(plain_run("fedsage"), plain_run("fedavg"))
+    same_result(plain_run("fedsage"), train("fedavg", PARTITION, backbone="sage", **SETTINGS))
+    with pytest.raises(SettingsError, match="fedsage means backbone=sage; for backbone=gcn"):
+        train("fedsage", PARTITION, backbone="gcn", **SETTINGS)
 
 
 @pytest.mark.parametrize("method", [n for n, m in METHODS.items() if not m.needs_border])

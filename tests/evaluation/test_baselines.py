@@ -60,7 +60,8 @@ def test_one_class_and_no_validation_nodes() -> None:
     both = Graph(
         x, torch.tensor([[0], [1]]), torch.tensor([1, 0, 1, 0]), train_mask=masks, test_mask=~masks
     )
-    assert run_baseline("logistic", Partition({"a": both}, "none", None), "own-subgraph")
+    scores = run_baseline("logistic", Partition({"a": both}, "none", None), "own-subgraph")
+    assert (scores.accuracy, scores.test_nodes) == (0.5, 2)
 
 
 def test_what_cannot_be_a_baseline() -> None:

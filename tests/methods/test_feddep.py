@@ -245,7 +245,10 @@ def test_depth_is_that_of_the_local_gnn_alone(depth: int) -> None:
     assert silo._gnn is not None
     assert len(silo._gnn.layers) == depth
     assert len(silo.local.model.layers) == 2
-    assert silo.learn_generator(AllPrototypes({})).neighbours >= 0
+    made = silo.learn_generator(AllPrototypes({})).neighbours
+    assert silo.local.neighbours is not None
+    assert silo.local.neighbours.embeddings.shape == (made, SMALL["embedding"])
+    assert silo.local.neighbours.owner.shape == (made,)
 
 
 # Deep neighbours
