@@ -19,7 +19,7 @@ FILES = {
 }
 
 LAYERS = [
-    {"errors", "files", "config", "graph"},
+    {"errors", "files", "config", "graph", "plugins"},
     {"data", "privacy"},
     {"models", "federation", "evaluation", "training.state", "training.streams"},
     {"runs.record", "runs.node_memory"},  # what a run's folder holds: read and written everywhere

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -16,8 +16,8 @@ from fedmend.errors import SettingsError, UnknownNameError
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    rounds: int = setting(50, "rounds of training", low=1, high=100)
-    lr: float = setting(0.5, "step size", low=0.0)
+    rounds: int = setting(50, "rounds of training", low=1, high=100, paper=50)
+    lr: float = setting(0.5, "step size", low=0.0, paper=0.1)
     share: float = setting(0.5, "a share", low=0.0, high=1.0)
     keep: bool = setting(True, "whether to keep")
     name: str = setting("adam", "adam or sgd", choices=("adam", "sgd"))
@@ -169,5 +169,44 @@ def test_toml_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_describe() -> None:
-    assert describe(Settings)[0] == ("rounds", "50", "rounds of training")
-    assert ("keep", "true", "whether to keep") in describe(Settings)
+    """Default, limits and whether the paper has the same, of every setting and in one way."""
+    found = {each.name: each for each in describe(Settings)}
+    rounds = found["rounds"]
+    assert (rounds.default, rounds.help) == ("50", "rounds of training")
+    assert found["keep"].default == "true"
+    assert {name: each.allowed for name, each in found.items()} == {
+        "rounds": "1 to 100",
+        "lr": "0.0 or more",
+        "share": "0.0 to 1.0",
+        "keep": "true, false",
+        "name": "adam, sgd",
+        "free": "",
+    }
+    assert {name: each.paper for name, each in found.items() if each.paper} == {
+        "rounds": "as here",
+        "lr": "0.1",
+    }
+
+
+def test_a_paper_may_have_another_value_for_an_inherited_setting() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class More(Settings):
+        paper: ClassVar[dict[str, Any]] = {"rounds": 20, "keep": True}
+
+    papers = {each.name: each.paper for each in describe(More) if each.paper}
+    assert papers == {"rounds": "20", "lr": "0.1", "keep": "as here"}
+
+
+def test_choices_are_looked_up_when_they_are_needed() -> None:
+    """A registry may grow after the settings were written down."""
+    known = {"one": 1}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Chosen:
+        name: str = setting("one", "which", choices=known)
+
+    known["two"] = 2
+    assert make(Chosen, {"name": "two"}).name == "two"
+    assert describe(Chosen)[0].allowed == "one, two"
+    with pytest.raises(UnknownNameError, match="known: one, two"):
+        make(Chosen, {"name": "six"})

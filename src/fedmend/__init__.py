@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedmend.data.partition import Partition, split
     from fedmend.errors import FedmendError
     from fedmend.graph import Graph
+    from fedmend.plugins.registry import register
     from fedmend.privacy.ledger import Ledger
     from fedmend.runs.train import Result, train
 
@@ -37,6 +38,7 @@ __all__ = [
     "random_masks",
     "read_folder",
     "read_silos",
+    "register",
     "split",
     "train",
     "write_folder",
@@ -53,6 +55,7 @@ _HOMES = {
     "random_masks": "data.masks",
     "read_folder": "data.folders",
     "read_silos": "data.folders",
+    "register": "plugins.registry",
     "split": "data.partition",
     "train": "runs.train",
     "write_folder": "data.folders",

@@ -14,6 +14,7 @@ import dataclasses
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -32,10 +33,17 @@ def setting(
     low: float | None = None,
     high: float | None = None,
     choices: Iterable[str] | None = None,
+    paper: Any = None,
 ) -> Any:
-    """A dataclass field with its meaning and its limits (both included)."""
-    limits = {"low": low, "high": high, "choices": tuple(choices) if choices else None}
-    return dataclasses.field(default=default, metadata={"help": help, **limits})
+    """A dataclass field with its meaning and its limits (both included).
+
+    paper: what the method's paper has, as a value or in words; None where it does not say. A class
+    whose paper has something else for a setting that it inherits says so in its `paper`, by name.
+    """
+    if choices is not None and not isinstance(choices, Mapping):  # a registry may grow
+        choices = tuple(choices)
+    limits = {"low": low, "high": high, "choices": choices}
+    return dataclasses.field(default=default, metadata={"help": help, "paper": paper, **limits})
 
 
 def make(cls: type[T], values: Mapping[str, Any]) -> T:
@@ -55,7 +63,7 @@ def _checked(field: dataclasses.Field[Any], wanted: Any, value: Any) -> Any:
     limits = field.metadata
     read = _read(field.name, wanted, value)
     choices = limits.get("choices")
-    if choices and read not in choices:
+    if choices is not None and read not in choices:
         raise UnknownNameError(f"value of {field.name}", str(read), choices)
     low, high = limits.get("low"), limits.get("high")
     if (low is not None and read < low) or (high is not None and read > high):
@@ -115,13 +123,54 @@ def from_toml(path: Path) -> dict[str, Any]:
     return values
 
 
-def describe(cls: type[Any]) -> list[tuple[str, str, str]]:
-    """Name, default and meaning of every setting."""
+@dataclass(frozen=True)
+class Described:
+    """A setting in words: what is allowed, and what the paper has where the default differs.
+
+    paper: "as here", the paper's own value, or "" where it says nothing of it.
+    """
+
+    name: str
+    default: str
+    allowed: str
+    paper: str
+    help: str
+
+
+def describe(cls: type[Any]) -> list[Described]:
+    """Every setting of a class."""
+    types = get_type_hints(cls)
+    papers: Mapping[str, Any] = getattr(cls, "paper", {})
     return [
-        (
-            field.name,
-            str(field.default).lower() if type(field.default) is bool else str(field.default),
-            field.metadata.get("help", ""),
+        Described(
+            each.name,
+            _plain(each.default),
+            _allowed(types[each.name], each.metadata),
+            _of_paper(each, papers.get(each.name, each.metadata.get("paper"))),
+            each.metadata.get("help", ""),
         )
-        for field in dataclasses.fields(cls)
+        for each in dataclasses.fields(cls)
     ]
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if type(value) is bool else str(value)
+
+
+def _allowed(wanted: Any, limits: Mapping[str, Any]) -> str:
+    low, high, choices = (limits.get(key) for key in ("low", "high", "choices"))
+    if choices is not None:
+        return ", ".join(choices)
+    if wanted is bool:
+        return "true, false"
+    if low is None and high is None:
+        return {int: "any whole number", float: "any number"}.get(wanted, "")
+    if high is None:
+        return f"{low} or more"
+    return f"up to {high}" if low is None else f"{low} to {high}"
+
+
+def _of_paper(each: dataclasses.Field[Any], paper: Any) -> str:
+    if paper is None:
+        return ""
+    return "as here" if paper == each.default else _plain(paper)

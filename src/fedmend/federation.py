@@ -61,6 +61,15 @@ class FieldRule:
 MESSAGES: dict[str, type[Any]] = {}
 """Every message type by its name on the wire."""
 
+OUR_PREFIXES = frozenset(
+    {
+        *("endpoint", "fedavg", "feddep", "federation", "fedggr", "fedsage_plus", "head_exchange"),
+        *("hifgl", "local", "oracle", "secret_message_passing"),
+    }
+)
+"""What our messages' names begin with. Others take other prefixes: a plugin that is loaded before
+one of our methods cannot have taken the method's names."""
+
 _RULES: dict[type[Any], dict[str, FieldRule]] = {}
 _NAMES: dict[type[Any], str] = {}
 
@@ -72,7 +81,8 @@ def message(name: str) -> Callable[[type[T]], type[T]]:
     """Make a class a message: frozen, registered for the wire, every field of a declared kind.
 
     name: what it is called on the wire and in the ledger. It is written out, so that whoever moves
-    a file or renames a class changes neither bytes nor ledgers.
+    a file or renames a class changes neither bytes nor ledgers. A prefix and a dot come first: in
+    code from outside one that is none of `OUR_PREFIXES`.
     """
 
     def made_message(cls: type[T]) -> type[T]:
@@ -82,6 +92,11 @@ def message(name: str) -> Callable[[type[T]], type[T]]:
 
 
 def _message(name: str, cls: type[T]) -> type[T]:
+    prefix, dot, _ = name.partition(".")
+    if not dot or (prefix in OUR_PREFIXES and cls.__module__.partition(".")[0] != "fedmend"):
+        raise TypeError(
+            f"a message cannot be called {name!r}: give it a prefix of your own, my_package.{name}"
+        )
     made = dataclass(frozen=True, slots=True)(cls)
     hints = get_type_hints(made, include_extras=True)
     rules = {}

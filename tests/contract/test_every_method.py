@@ -82,6 +82,9 @@ PHASES: dict[str, dict[str, int]] = {
 }
 """A method's phases before training, and the rounds they take with these settings."""
 
+FROM_OUTSIDE = ("fedmedian", "fedmedian-plain", "fedavg-plain")
+"""Methods of the plugin in tests/plugin: here where it is installed (tests/plugins)."""
+
 SILENT_PHASES = {"prototypes", "local GNNs"}  # they note no figures
 LOOKS_BEYOND = [n for n, m in METHODS.items() if m.sees_beyond]
 
@@ -185,7 +188,7 @@ def test_history_has_every_round(method: str) -> None:
         }
     rounds = history["training"]
     # Weights are validated by whoever receives them, so a shared model is also known at round 0.
-    first = 1 if METHODS[method].module in ("local", "local_plus") else 0
+    first = 1 if METHODS[method].settings in ("LocalSettings", "LocalPlusSettings") else 0
     assert sorted(rounds) == list(range(first, 4))
     for number in range(1, 4):
         own = {"selected", "crossing_edges"} if method == "fedggr" else {"selected"}
@@ -299,6 +302,17 @@ MESSAGES_OF = {
         "fedggr.GlobalRows",
         "fedggr.SplitUpdate",
     },
+}
+
+
+WHAT_LEAVES |= {method: {"weights", "metrics", "counts", "framing"} for method in FROM_OUTSIDE}
+WHAT_COMES |= {method: {"weights", "framing"} for method in FROM_OUTSIDE}
+MESSAGES_OF |= {
+    **{
+        method: {"fedavg.Weights", "fedavg.Validation", "fedmend_example.Moved"}
+        for method in FROM_OUTSIDE
+    },
+    "fedavg-plain": FEDAVG_MESSAGES,
 }
 
 
@@ -570,8 +584,8 @@ def test_saved_run_predicts_as_the_run_itself(tmp_path: Path, method: str) -> No
 @every_method
 def test_settings_are_described_and_checked(method: str) -> None:
     rows = describe(find(method).settings_type)
-    assert all(text for _, _, text in rows), "every setting says what it means"
-    assert {"rounds", "backbone", "min_silos"} <= {name for name, _, _ in rows}
+    assert all(each.help for each in rows), "every setting says what it means"
+    assert {"rounds", "backbone", "min_silos"} <= {each.name for each in rows}
     with pytest.raises(UnknownNameError, match="did you mean 'rounds'"):
         train(method, PARTITION, round=3)
     with pytest.raises(SettingsError, match="rounds=0 is not allowed"):
@@ -590,11 +604,11 @@ def test_backbone_is_an_option_of_all(method: str) -> None:
             with pytest.raises(UnknownNameError, match="unknown value of backbone"):
                 train(method, PARTITION, backbone=backbone, **SETTINGS)
         elif fixed != backbone:
-            with pytest.raises(SettingsError, match=f"{method} means backbone=sage; for backbone="):
+            with pytest.raises(SettingsError, match=f"{method} means backbone={fixed}; for"):
                 train(method, PARTITION, **settings_of(method, backbone=backbone))
         else:
             result = train(method, PARTITION, **settings_of(method, backbone=backbone, rounds=1))
-            fused = METHODS[method].module == "feddep"
+            fused = METHODS[method].settings == "FedDEPSettings"
             assert result.shape.backbone == ("fused-sage" if fused else backbone)
 
 
@@ -630,7 +644,8 @@ def test_registry_entry(method: str) -> None:
     entry = METHODS[method]
     assert entry.name == method
     assert entry.summary
-    assert entry.silo_type.__module__.startswith("fedmend.methods.")
+    if METHODS.plugin_of(method) is None:
+        assert entry.silo_type.__module__.startswith("fedmend.methods.")
     assert callable(entry.server)
 
 

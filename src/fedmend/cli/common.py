@@ -67,7 +67,13 @@ EvaluationOption = Annotated[
     str | None, typer.Option("--evaluation", help="global-graph, own-subgraph or cross-edges.")
 ]
 BackboneOption = Annotated[
-    str | None, typer.Option("--backbone", help="sage, gcn, gat, gpr or mlp.")
+    str | None, typer.Option("--backbone", help="The network (see `fedmend backbones`).")
+]
+PluginOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin", help="A Python file with a method or another part of one's own. Repeatable."
+    ),
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="Torch device, e.g. cpu.")]
 TrackOption = Annotated[

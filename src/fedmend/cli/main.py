@@ -30,6 +30,7 @@ from fedmend.cli import (
     study,
     submit,
 )
+from fedmend.cli.plugins import with_plugins
 from fedmend.data.lean_igraph import process_is_ours
 from fedmend.errors import FedmendError
 
@@ -41,23 +42,24 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo")(demo.demo)
-app.command("run")(run.run)
-app.command("compare")(compare.compare)
-app.command("study")(study.study)
-app.command("bench")(bench.bench)
-app.command("report")(report.report)
-app.command("predict")(predict.predict)
-app.command("partition")(partition.partition)
+app.command("run")(with_plugins(run.run))
+app.command("compare")(with_plugins(compare.compare))
+app.command("study")(with_plugins(study.study))
+app.command("bench")(with_plugins(bench.bench))
+app.command("report")(with_plugins(report.report))
+app.command("predict")(with_plugins(predict.predict))
+app.command("partition")(with_plugins(partition.partition))
 app.command("check")(check.check)
-app.command("methods")(listing.methods)
-app.command("datasets")(listing.datasets)
-app.command("splits")(listing.splits)
+app.command("methods")(with_plugins(listing.methods))
+app.command("datasets")(with_plugins(listing.datasets))
+app.command("backbones")(with_plugins(listing.backbones))
+app.command("splits")(with_plugins(listing.splits))
 app.command("provision")(provision.provision)
-app.command("server")(server.server)
-app.command("silo")(silo.silo)
-app.command("submit")(submit.submit)
+app.command("server")(with_plugins(server.server))
+app.command("silo")(with_plugins(silo.silo))
+app.command("submit")(with_plugins(submit.submit))
 app.command("status")(status.status)
-app.command("rehearse")(rehearse.rehearse)
+app.command("rehearse")(with_plugins(rehearse.rehearse))
 app.add_typer(privacy.app, name="privacy")
 
 
@@ -90,6 +92,13 @@ def main() -> None:
         _fail(f"{error.filename} is longer than a file's name may be: choose a shorter one")
     except MemoryError:
         _fail("not enough memory; use fewer silos at once (--workers 1) or a smaller graph")
+    except Exception as error:
+        from fedmend.plugins.registry import blame
+
+        sentence = blame(error)
+        if sentence is None:
+            raise  # a bug of ours, which we want to see
+        _fail(" ".join(sentence.split()))
 
 
 def _fail(sentence: str) -> None:

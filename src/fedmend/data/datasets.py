@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,9 +23,9 @@ from fedmend.errors import (
     FedmendError,
     FileFormatError,
     SettingsError,
-    UnknownNameError,
 )
 from fedmend.graph import Graph
+from fedmend.plugins.registry import Registry, first_line
 
 _PLANETOID_URL = "https://github.com/kimiyoung/planetoid/raw/master/data/"
 _NPZ_URL = "https://github.com/shchur/gnn-benchmark/raw/master/data/npz/"
@@ -42,7 +42,10 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """What `load` knows about a dataset; sizes are None where they are the caller's choice."""
+    """What `load` knows about a dataset; sizes are None where they are the caller's choice.
+
+    make: gives a generated one; its parameters are the dataset's options.
+    """
 
     description: str
     nodes: int | None
@@ -52,6 +55,11 @@ class Dataset:
     kind: Literal["planetoid", "npz", "generated"]
     files: tuple[SourceFile, ...] = ()
     bundled: bool = False
+    make: Callable[..., Graph] | None = None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return () if self.make is None else tuple(inspect.signature(self.make).parameters)
 
     @property
     def url(self) -> str:
@@ -190,7 +198,7 @@ def _npz(file: str) -> tuple[SourceFile, ...]:
     return (SourceFile(file, *_NPZ_FILES[file]),)
 
 
-DATASETS: dict[str, Dataset] = {
+_OURS = {
     "cora": Dataset(
         "machine-learning papers that cite each other, by subject; inside the package",
         *(2708, 5278, 1433, 7),
@@ -238,8 +246,22 @@ DATASETS: dict[str, Dataset] = {
         "contextual stochastic block model, drawn anew: nodes=, edges=, homophily=, seed=, ...",
         *(None, None, None, None),
         kind="generated",
+        make=csbm,
     ),
 }
+
+
+def _accepted(name: str, given: Any) -> Dataset:
+    """A dataset from outside: a function that gives a graph, whose parameters are its options."""
+    if not callable(given):
+        raise SettingsError(
+            f"dataset {name!r} must be a function (**options) that gives a fedmend.Graph, "
+            f"got {given!r:.80}"
+        )
+    return Dataset(first_line(given), *(None, None, None, None), kind="generated", make=given)
+
+
+DATASETS: Registry[Dataset] = Registry("dataset", _OURS, _accepted)
 
 
 def load(
@@ -252,19 +274,21 @@ def load(
     """A dataset by name, without train, val and test roles (see `random_masks`).
 
     Args:
-        name: one of `DATASETS`.
+        name: one of `fedmend datasets`.
         data_root: a folder with the dataset's published files; without it, the folder that
             FEDMEND_DATA names. Cora is always the bundled one, whose nodes are in another order
             than Planetoid's, unless `data_root` is given here and holds `ind.cora.*`.
         download: whether files that are nowhere on this machine may be downloaded.
-        options: for csbm only, the arguments of `fedmend.data.csbm.csbm`.
+        options: of a dataset that is generated; those of csbm are `fedmend.data.csbm.csbm`'s.
     """
-    if name not in DATASETS:
-        raise UnknownNameError("dataset", name, DATASETS)
-    dataset = DATASETS[name]
+    dataset = DATASETS.find(name)
     check_options(name, options)
-    if dataset.kind == "generated":
-        return csbm(**options)
+    if dataset.make is not None:
+        with DATASETS.running(name):
+            graph = dataset.make(**options)
+        if not isinstance(graph, Graph):
+            raise SettingsError(f"the dataset {name!r} must give a Graph, it gave {graph!r:.80}")
+        return graph
     root = _data_root(None if data_root is None else Path(data_root), dataset)
     folder = None if root is None else _find(dataset, root)
     if folder is not None:
@@ -281,7 +305,7 @@ def load(
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Refuse an option that the dataset does not have."""
-    known = list(inspect.signature(csbm).parameters) if name == "csbm" else []
+    known = DATASETS.find(name).options
     for option in options:
         if option not in known:
             allowed = f"known: {', '.join(known)}" if known else "it has none"

@@ -14,7 +14,7 @@ import torch
 
 from fedmend.data.border import Border, borders_of
 from fedmend.data.masks import has_roles, random_masks
-from fedmend.data.partitioners import PARTITIONERS, check_split_options, owner_names, owners
+from fedmend.data.partitioners import assigned, check_split_options, owner_names, owners
 from fedmend.errors import DataError, GraphError, SettingsError, UnknownNameError
 from fedmend.graph import UNKNOWN_LABEL, Graph, feature_arrays, select_rows
 
@@ -303,7 +303,7 @@ def split(
     Args:
         graph: the whole graph.
         silos: how many; 5 if left out, or the number of owners for `how="column"`.
-        how: a name from `PARTITIONERS`.
+        how: a name from `fedmend splits`.
         seed: the same seed gives the same silos and roles.
         ratio: shares of train, val and test nodes, drawn on the whole graph if no node has a role
             yet, so that a node keeps its role in every silo and method.
@@ -311,7 +311,6 @@ def split(
             (label-dirichlet), `column` (column).
     """
     check_split_options(how, options)
-    partitioner = PARTITIONERS[how]
     if seed < 0:
         raise SettingsError(f"seed: expected 0 or more, got {seed}")
     by_owner = how == "column"
@@ -327,7 +326,7 @@ def split(
         )
     if not has_roles(graph) and bool((graph.y != UNKNOWN_LABEL).any()):
         graph = random_masks(graph, ratio, seed)
-    assignment = partitioner.function(graph, silos, np.random.default_rng(seed), **options)
+    assignment = assigned(how, graph, silos, np.random.default_rng(seed), **options)
     names = owner_names(graph.num_nodes, **options) if by_owner else silo_names(silos)
     rows = rows_by_silo(assignment, silos)
     graphs = [graph.subgraph(torch.from_numpy(nodes)) for nodes in rows]

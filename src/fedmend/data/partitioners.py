@@ -1,7 +1,8 @@
 """How a graph is cut into silos: functions from a graph to one silo number per node.
 
 A partitioner takes the graph, the number of silos and a seeded generator, and returns the silo
-(0 to silos - 1) of every node; no silo is left empty. `PARTITIONERS` lists them all.
+(0 to silos - 1) of every node; no silo is left empty. `PARTITIONERS` lists them all; more come from
+outside (docs/extend.md).
 
 Louvain and Leiden follow FedSage and FedDEP: communities are found, and merged into silos of
 similar size. For N nodes and M silos, the rule is:
@@ -24,6 +25,7 @@ On a block model of 100,000 nodes and 1,000,000 edges it takes 250 s, Leiden 7 s
 from __future__ import annotations
 
 import heapq
+import inspect
 import random
 import re
 import threading
@@ -40,6 +42,7 @@ import scipy.sparse as sp
 from fedmend.data.lean_igraph import igraph
 from fedmend.errors import GraphError, SettingsError, UnknownNameError
 from fedmend.graph import UNKNOWN_LABEL
+from fedmend.plugins.registry import Registry, first_line
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -303,7 +306,7 @@ class Partitioner:
     options: tuple[str, ...] = ()
 
 
-PARTITIONERS: dict[str, Partitioner] = {
+_OURS = {
     "louvain": Partitioner(
         louvain, "Louvain communities merged into silos of similar size", ("tolerance",)
     ),
@@ -319,6 +322,38 @@ PARTITIONERS: dict[str, Partitioner] = {
     "column": Partitioner(column, "one silo per value of an ownership column", ("column",)),
     "metis": Partitioner(metis, "METIS: equal silos, few edges cut (needs fedmend[metis])"),
 }
+
+
+def options_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """What a function takes by name only."""
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+
+
+def _accepted(name: str, given: Any) -> Partitioner:
+    """A partitioner from outside: a function, whose keyword-only parameters are its options."""
+    if not callable(given):
+        raise SettingsError(
+            f"partitioner {name!r} must be a function (graph, silos, rng, *, options) that gives "
+            f"a silo number per node, got {given!r:.80}"
+        )
+    return Partitioner(given, first_line(given), options_of(given))
+
+
+PARTITIONERS: Registry[Partitioner] = Registry("partitioner", _OURS, _accepted)
+
+
+def assigned(how: str, graph: Graph, silos: int, rng: np.random.Generator, **options: Any) -> Nodes:
+    """The silo of every node by the partitioner of this name; no silo is empty."""
+    with PARTITIONERS.running(how):
+        found = np.asarray(PARTITIONERS[how].function(graph, silos, rng, **options))
+    fits = found.shape == (graph.num_nodes,) and found.dtype.kind in "iu"
+    if not fits or not np.array_equal(np.unique(found), np.arange(silos)):
+        raise SettingsError(
+            f"the split {how!r} must give every node ({graph.num_nodes}) a silo from 0 to "
+            f"{silos - 1} and leave none empty: correct it, or choose another --split"
+        )
+    return found.astype(np.int64, copy=False)
 
 
 def check_split_options(how: str, options: Iterable[str]) -> None:

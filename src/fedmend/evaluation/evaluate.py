@@ -22,7 +22,7 @@ from fedmend.data.sampling import whole_graph_hop
 from fedmend.errors import DataError, UnknownNameError
 from fedmend.evaluation.metrics import accuracy, counts_by_class, figures_of, macro_f1
 from fedmend.graph import Graph
-from fedmend.models.backbones import Backbone, ModelShape, build
+from fedmend.models.backbones import BACKBONES, Backbone, ModelShape, build
 from fedmend.models.features import Features
 
 MODES = {
@@ -50,7 +50,7 @@ def model_with(shape: ModelShape, weights: Weights) -> Backbone:
 
     The shape may come from a file: nothing of its size is made before the weights are known to fit.
     """
-    if len(weights) < shape.layers:
+    if len(weights) < shape.layers and BACKBONES.plugin_of(shape.backbone) is None:
         raise DataError(f"{len(weights)} weights cannot be a model of {shape.layers} layers")
     model = build(shape, None)
     try:
@@ -68,7 +68,7 @@ def predict(model: Backbone, graph: Graph, mended: Tensor | None = None) -> Tens
     mended: what each node brings along where a silo predicts on its own graph (FedDEP).
     """
     with torch.no_grad():
-        hops = [whole_graph_hop(graph)] * len(model.layers)
+        hops = [whole_graph_hop(graph)] * model.shape.layers
         return torch.softmax(model(Features(graph.x), hops, None, mended), dim=1)
 
 

@@ -1,4 +1,4 @@
-"""The methods. Adding one: a file here, and one entry in `METHODS`.
+"""The methods. Adding one: a file here, and one entry in `METHODS`; from outside: docs/extend.md.
 
 This module imports none of them (and no torch), so that listing them is instant.
 """
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedmend.errors import UnknownNameError
+from fedmend.errors import SettingsError
+from fedmend.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 class Method:
     """One method: where its code is and what kind of model it ends with.
 
-    module: holds `server`, `Silo` and the settings class named `settings`.
+    module: the import path of what holds `server` and `Silo`, or an object that does.
+    settings: the settings class, or its name in the module.
     model: "shared", one for all silos, or "own", one per silo.
     pooled: runs on the whole graph in one place; needs it.
     sees_beyond: silos are shown true nodes of other silos; needs the whole graph.
@@ -37,8 +39,8 @@ class Method:
 
     name: str
     summary: str
-    module: str
-    settings: str
+    module: str | object
+    settings: str | type[Any]
     model: Literal["shared", "own"] = "shared"
     pooled: bool = False
     sees_beyond: bool = False
@@ -47,15 +49,38 @@ class Method:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     evaluation: str | None = None
 
+    @property
+    def _holder(self) -> Any:
+        if not isinstance(self.module, str):
+            return self.module
+        try:
+            return importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{self.module}.".startswith(f"{error.name}."):
+                raise  # it is there, and needs another one
+            raise SettingsError(f"method {self.name!r}: there is no module {error.name}") from error
+
     def _load(self, attribute: str) -> Any:
-        return getattr(importlib.import_module(f"fedmend.methods.{self.module}"), attribute)
+        found = getattr(self._holder, attribute, None)
+        if found is None:
+            raise SettingsError(f"method {self.name!r} has no {attribute} in {self.module}")
+        return found
 
     def _has(self, attribute: str) -> bool:
-        return hasattr(importlib.import_module(f"fedmend.methods.{self.module}"), attribute)
+        return hasattr(self._holder, attribute)
 
     @property
     def settings_type(self) -> type[Any]:
-        found: type[Any] = self._load(self.settings)
+        from fedmend.training.settings import TrainingSettings  # and torch
+
+        found = self.settings
+        if isinstance(found, str):
+            found = self._load(found)
+        if not (isinstance(found, type) and issubclass(found, TrainingSettings)):
+            raise SettingsError(
+                f"method {self.name!r}: its settings must be a dataclass made from "
+                f"fedmend.training.settings.TrainingSettings, got {found!r:.80}"
+            )
         return found
 
     @property
@@ -97,8 +122,7 @@ class Method:
 
         Takes the run's `NodeMemory`, settings, seed and model, the silo's name, and its graph.
         """
-        module = importlib.import_module(f"fedmend.methods.{self.module}")
-        found: Callable[..., Tensor] | None = getattr(module, "predict_silo", None)
+        found: Callable[..., Tensor] | None = getattr(self._holder, "predict_silo", None)
         return found
 
     @property
@@ -107,81 +131,81 @@ class Method:
         return found
 
 
-METHODS = {
+_OURS = {
     method.name: method
     for method in (
         Method(
             "global",
             "the whole graph in one place, trained centrally: the mark to reach",
-            "centralised",
+            "fedmend.methods.centralised",
             "GlobalSettings",
             pooled=True,
         ),
         Method(
             "local",
             "every silo trains alone on its own graph: what federation is measured against",
-            "local",
+            "fedmend.methods.local",
             "LocalSettings",
             model="own",
         ),
         Method(
             "oracle",
             "FedAvg on graphs with the true neighbours of other silos: the most mending can give",
-            "oracle",
+            "fedmend.methods.oracle",
             "OracleSettings",
             sees_beyond=True,
         ),
         Method(
             "local+",
             "every silo trains alone on its own graph, mended by its own generator (LocSage+)",
-            "local_plus",
+            "fedmend.methods.local_plus",
             "LocalPlusSettings",
             model="own",
         ),
         Method(
             "fedavg",
             "silos train the shared model on their graphs, the server averages the weights",
-            "fedavg",
+            "fedmend.methods.fedavg",
             "FedAvgSettings",
         ),
         Method(
             "fedsage",
             "FedAvg with GraphSAGE",
-            "fedavg",
+            "fedmend.methods.fedavg",
             "FedAvgSettings",
             fixed={"backbone": "sage"},
         ),
         Method(
             "fedsage+",
             "silos generate the neighbours they miss, learning from each other's nodes (FedSage+)",
-            "fedsage_plus",
+            "fedmend.methods.fedsage_plus",
             "FedSagePlusSettings",
         ),
         Method(
             "feddep",
             "silos generate deep neighbour embeddings, learning from prototypes shared once",
-            "feddep",
+            "fedmend.methods.feddep",
             "FedDEPSettings",
             fixed={"backbone": "sage"},
         ),
         Method(
             "feddep-no-dgen",
             "FedDEP without its generator: other silos' nearest prototypes stand in as they are",
-            "feddep",
+            "fedmend.methods.feddep",
             "FedDEPSettings",
             fixed={"backbone": "sage", "generator": "nearest"},
         ),
         Method(
             "feddep-no-proto",
             "FedDEP without prototypes: generators learn by exchanging gradients, as in FedSage+",
-            "feddep",
+            "fedmend.methods.feddep",
             "FedDEPSettings",
             fixed={"backbone": "sage", "exchange": "gradients"},
         ),
         Method(
             "feddep-no-nfdp",
             "FedDEP with DP-SGD (clipped and noised gradients) in place of sampled neighbours",
-            "feddep",
+            "fedmend.methods.feddep",
             "FedDEPSettings",
             # What is heard is not drawn here, and hearing oneself always is another thing.
             fixed={"backbone": "sage", "protection": "dp-sgd", "self_loops": "none"},
@@ -189,27 +213,27 @@ METHODS = {
         Method(
             "fedggr",
             "the server learns the missing graph from an embedding of every node (FedGGR)",
-            "fedggr",
+            "fedmend.methods.fedggr",
             "FedGGRSettings",
             evaluation="own-subgraph",
         ),
         Method(
             "fedprox",
             "FedAvg whose silos are pulled towards the shared weights (mu)",
-            "fedprox",
+            "fedmend.methods.fedprox",
             "FedProxSettings",
         ),
         Method(
             "fedper",
             "FedAvg of the first layers; the last ones stay personal to each silo",
-            "fedper",
+            "fedmend.methods.fedper",
             "FedPerSettings",
             model="own",
         ),
         Method(
             "hifgl",
             "HiFGL: messages cross between silos as secret shares, so that no edge is lost",
-            "hifgl",
+            "fedmend.methods.hifgl",
             "HiFGLSettings",
             needs_border=True,
         ),
@@ -217,8 +241,18 @@ METHODS = {
 }
 
 
+def _accepted(name: str, given: Any) -> Method:
+    """A method from outside, as far as it can be checked without loading its code."""
+    if not isinstance(given, Method) or given.name != name:
+        raise SettingsError(
+            f"method {name!r} must be a fedmend.methods.Method of that name, got {given!r:.80}"
+        )
+    return given
+
+
+METHODS: Registry[Method] = Registry("method", _OURS, _accepted)
+
+
 def find(name: str) -> Method:
     """The method of this name; an error with the nearest one if there is none."""
-    if name not in METHODS:
-        raise UnknownNameError("method", name, METHODS)
-    return METHODS[name]
+    return METHODS.find(name)

@@ -17,7 +17,7 @@ from fedmend.federation import Federation
 from fedmend.graph import Graph
 from fedmend.methods import fedavg
 from fedmend.methods.fedavg import Update, Validation, Weights
-from fedmend.models.backbones import build
+from fedmend.models.backbones import build, layer_of
 from fedmend.training.selection import OwnBest
 from fedmend.training.streams import stream
 
@@ -30,12 +30,9 @@ class FedPerSettings(fedavg.FedAvgSettings):
 
 
 def is_shared(key: str, settings: FedPerSettings) -> bool:
-    """Whether a weight belongs to the shared layers.
-
-    Weights are named layers.<number>.<name>; what stands before the first layer is shared.
-    """
-    part, number, *_ = key.split(".")
-    return part != "layers" or int(number) < settings.layers - settings.personal_layers
+    """Whether a weight belongs to the shared layers, as what stands before the first one does."""
+    number = layer_of(key)
+    return number is None or number < settings.layers - settings.personal_layers
 
 
 def shared(weights: Mapping[str, Tensor], settings: FedPerSettings) -> dict[str, Tensor]:
@@ -85,4 +82,11 @@ def server(silos: Federation[fedavg.Silo], settings: FedPerSettings) -> None:
             f"personal_layers={settings.personal_layers} leaves nothing to share of "
             f"layers={settings.layers}; use method 'local' for that"
         )
-    fedavg.train_shared(silos, settings, shared(fedavg.initial_weights(silos, settings), settings))
+    weights = fedavg.initial_weights(silos, settings)
+    sent = shared(weights, settings)
+    if settings.personal_layers and len(sent) == len(weights):
+        raise SettingsError(
+            f"backbone {settings.backbone!r} does not say which layers are its last, so that none "
+            "can be personal: keep them in self.layers, a torch.nn.ModuleList"
+        )
+    fedavg.train_shared(silos, settings, sent)

@@ -171,7 +171,7 @@ class NeighGen(NeighbourGenerator):
         nodes = batch[graph.train_mask[batch]]
         if not len(nodes):
             return made.new_zeros(())
-        hops = mended_hops(graph, owner, nodes, len(self.classifier.layers), is_asked)
+        hops = mended_hops(graph, owner, nodes, self.classifier.shape.layers, is_asked)
         scores = self.classifier(MendedFeatures(self._features, made), hops, self.noise)
         return self.settings.class_weight * F.cross_entropy(scores, graph.y[nodes])
 

@@ -6,16 +6,17 @@ from elsewhere; a linear layer then scores both together (FedGGR).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedmend.data.sampling import Hop
-from fedmend.errors import SettingsError, UnknownNameError
+from fedmend.errors import SettingsError
 from fedmend.models.features import Features
 from fedmend.models.layers import (
     ClosedMeanLayer,
@@ -27,8 +28,9 @@ from fedmend.models.layers import (
     Projection,
     SageLayer,
 )
+from fedmend.plugins.registry import Registry, first_line
 
-BACKBONES = {
+_OURS = {
     "sage": "GraphSAGE with the mean aggregator",
     "gcn": "graph convolutional network",
     "gat": "graph attention network",
@@ -37,6 +39,14 @@ BACKBONES = {
     "fused-sage": "GraphSAGE with a place for mended embeddings; without them it is GraphSAGE",
     "fused-paper": "FedDEP's F as printed: means over the closed neighbourhood, no own term",
 }
+
+
+@dataclass(frozen=True)
+class Network:
+    """A backbone of the registry; `make` gives the module of one from outside (models/plain.py)."""
+
+    description: str
+    make: Callable[[ModelShape], nn.Module] | None = None
 
 
 @dataclass(frozen=True)
@@ -226,6 +236,21 @@ class GprGnn(Backbone):
         return h, hop.own_rows(total) + layer.get_parameter("gamma") * h
 
 
+def _accepted(name: str, given: Any) -> Network:
+    """A backbone from outside: a function of the shape, such as the class of a module."""
+    if not callable(given):
+        raise SettingsError(
+            f"backbone {name!r} must be a function from a ModelShape to a torch.nn.Module, "
+            f"got {given!r:.80}"
+        )
+    return Network(first_line(given), given)
+
+
+BACKBONES: Registry[Network] = Registry(
+    "backbone", {name: Network(text) for name, text in _OURS.items()}, _accepted
+)
+
+
 def _layer(
     shape: ModelShape, inputs: int, outputs: int, last: bool, generator: torch.Generator | None
 ) -> nn.Module:
@@ -243,7 +268,19 @@ def _layer(
         case "fused-paper":
             return ClosedMeanLayer(inputs, outputs, generator)
         case other:
-            raise UnknownNameError("backbone", other, BACKBONES)
+            raise SettingsError(
+                f"backbone {other!r} comes from outside, and its layers cannot be had one by one, "
+                f"as this method needs them: choose one of {', '.join(_OURS)}"
+            )
+
+
+def layer_of(key: str) -> int | None:
+    """The layer that a weight of this name belongs to; None for what stands before the first.
+
+    Weights are named layers.<number>.<name>, those of a module from outside with `module.` before.
+    """
+    found = re.match(r"(?:module\.)?layers\.(\d+)\.", key)
+    return int(found[1]) if found else None
 
 
 def build(shape: ModelShape, generator: torch.Generator | None) -> Backbone:
@@ -251,8 +288,11 @@ def build(shape: ModelShape, generator: torch.Generator | None) -> Backbone:
 
     None is for models that get other weights at once (on torch's meta device nothing is drawn).
     """
-    if shape.backbone not in BACKBONES:
-        raise UnknownNameError("backbone", shape.backbone, BACKBONES)
+    network = BACKBONES.find(shape.backbone)
+    if network.make is not None:
+        from fedmend.models.plain import PlainBackbone  # which is a backbone in its turn
+
+        return PlainBackbone(shape, generator)
     if shape.backbone == "gat" and shape.hidden % shape.heads:
         raise SettingsError(
             f"hidden={shape.hidden} cannot be shared by heads={shape.heads}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -42,6 +43,11 @@ class Features:
     def num_features(self) -> int:
         return int(self.x.shape[1])
 
+    @cached_property
+    def dense(self) -> Tensor:
+        """The features as a plain matrix."""
+        return self.x.to_dense() if self.sparse else self.x
+
     def to(self, device: torch.device) -> Features:
         """The same features on another device; themselves if they are there already."""
         return self if self.x.device == device else Features(self.x.to(device))
@@ -62,7 +68,7 @@ class Features:
     def combined(self, operator: SparseMatrix) -> Features:
         """`operator` times these features, as constants."""
         if not self.sparse or self.x.device.type != "cpu":
-            return Features(operator @ (self.x.to_dense() if self.sparse else self.x))
+            return Features(operator @ self.dense)
         return Features(in_quicker_form(csr_tensor(scipy_csr(operator.csr) @ scipy_csr(self.x))))
 
 
@@ -80,6 +86,10 @@ class MendedFeatures(Features):
         self.matrix = None
         self._own, self._generated = own, generated
         self._total = own.x.shape[0] + len(generated)
+
+    @cached_property
+    def dense(self) -> Tensor:
+        return torch.cat([self._own.dense, self._generated])
 
     @property
     def sparse(self) -> bool:

@@ -73,10 +73,8 @@ def is_cut(dataset: str) -> bool:
 def parse_dataset(text: str) -> tuple[str, dict[str, Any]]:
     """`csbm:nodes=1000` as a dataset's name and its options, which it must have."""
     name, options = parse_choice(text)
-    if name not in DATASETS:
-        if "/" in name or "." in name:
-            raise SettingsError(f"{text} is neither a folder nor the name of a dataset")
-        raise UnknownNameError("dataset", name, DATASETS)
+    if name not in DATASETS and ("/" in name or "." in name):
+        raise SettingsError(f"{text} is neither a folder nor the name of a dataset")
     check_options(name, options)
     return name, options
 

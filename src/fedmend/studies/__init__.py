@@ -221,7 +221,7 @@ ALL = {
 STUDIES = {
     name: replace(study, methods=tuple(each for each in study.methods if each in METHODS))
     for name, study in ALL.items()
-    if set(study.needs) <= set(METHODS)
+    if all(each in METHODS for each in study.needs)
 }
 """The studies that can run, with the methods that are here."""
 

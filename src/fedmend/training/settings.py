@@ -17,7 +17,7 @@ class TrainingSettings:
     local_epochs: int = setting(1, "passes over its training nodes a silo makes per round", low=1)
     batch_size: int = setting(64, "training nodes per step; 0 = all at once", low=0)
     fan_out: int = setting(5, "neighbours drawn per node and layer; 0 = all", low=0, high=10**6)
-    backbone: str = setting("sage", "the network: " + ", ".join(BACKBONES), choices=BACKBONES)
+    backbone: str = setting("sage", "the network; see `fedmend backbones`", choices=BACKBONES)
     hidden: int = setting(128, "width of the hidden layers", low=1, high=10**6)
     layers: int = setting(2, "number of layers", low=1, high=100)
     heads: int = setting(4, "attention heads (gat)", low=1, high=10**4)

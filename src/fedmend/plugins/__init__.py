@@ -1,0 +1,1 @@
+"""Methods, backbones, partitioners and datasets from outside, by name."""

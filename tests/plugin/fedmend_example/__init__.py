@@ -1,0 +1,1 @@
+"""What docs/extend.md builds: a method, a backbone, a partitioner, a dataset and a metric."""
