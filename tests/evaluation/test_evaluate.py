@@ -16,7 +16,7 @@ from fedmend.graph import Graph
 from fedmend.methods import METHODS
 from fedmend.models.backbones import ModelShape, build
 from fedmend.runs.train import Result, train
-from tests.tiny import QUICK, rebuilt, same_weights, tiny_graph, tiny_partition
+from tests.tiny import QUICK, rebuilt, reordered, same_weights, tiny_graph, tiny_partition
 
 PARTITION = tiny_partition()
 SHAPE = ModelShape("sage", 6, 3, hidden=8, layers=2, heads=1, dropout=0.5)
@@ -69,6 +69,12 @@ def test_own_models_on_their_own_graphs() -> None:
     scores = evaluate(SHAPE, None, OWN, PARTITION, "own-subgraph")
     each = {name: share_right(OWN[name], graph) for name, graph in PARTITION.silos.items()}
     assert {name: one["accuracy"] for name, one in scores.by_silo.items()} == pytest.approx(each)
+
+
+@pytest.mark.parametrize("mode", ["own-subgraph", "global-graph"])
+def test_figures_are_added_up_in_the_order_of_the_names(mode: str) -> None:
+    scores = evaluate(SHAPE, None, OWN, reordered(PARTITION), mode)
+    assert list(scores.by_silo) == sorted(PARTITION.names)
 
 
 def test_a_silo_may_be_called_shared() -> None:

@@ -68,6 +68,11 @@ def test_only_who_asked_is_spoken_to() -> None:
     none = numbers(0, 0)
     mine.grant((FORWARD,), mine.here, {0: none, 1: numbers(1, 7, 1, 8), 2: none})
     assert mine.speaks[FORWARD].tolist() == [True, True, False, True, False, True]
+    assert mine._noised[FORWARD].tolist() == [False, True, False, False, False, True]
+    # Who asks for a node in both ways hears it once, as it is.
+    mine.grant((FORWARD,), mine.here, {0: none, 1: numbers(1, 7, 2, 7, 8), 2: none})
+    assert mine.speaks[FORWARD].tolist() == [True, True, False, True, False, True]
+    assert mine._noised[FORWARD].tolist() == [False, True, False, False, False, True]
     # A silo cannot ask for nodes of another, nor for edges that do not exist.
     mine.grant((FORWARD,), mine.here, {0: none, 1: numbers(2, 9, 55, 0), 2: none})
     assert not mine.speaks[FORWARD].any()
