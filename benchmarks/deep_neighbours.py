@@ -27,6 +27,7 @@ from fedmend.data.sampling import Hop, whole_graph_hop
 from fedmend.engines.computing import computing_with
 from fedmend.federation import Nothing, Schema
 from fedmend.graph import Graph
+from fedmend.mending.generator import Generated
 from fedmend.mending.nearest import nearest_rows
 from fedmend.methods import fedavg, feddep
 from fedmend.models.backbones import Backbone, build
@@ -56,12 +57,12 @@ def generated(_: Partition, silos: Silos, seed: int) -> Row:  # noqa: ARG001  # 
         made = silo.local.neighbours
         if made is None or silo.embeddings is None or silo.prototypes is None:
             raise RuntimeError(f"{silo.name} generated nothing")
-        spread.append(_deviation(made.embeddings) / _deviation(silo.embeddings))
+        spread.append(_deviation(made.rows) / _deviation(silo.embeddings))
         classes = _classes_of_clusters(silo.graph.y, silo.prototypes.cluster)
         everyone = torch.arange(silo.graph.num_nodes)
         for rows, owner, shares in (
             (silo.embeddings, everyone, known),
-            (made.embeddings, made.owner, told),
+            (made.rows, made.owner, told),
         ):
             found = classes[nearest_rows(rows, silo.prototypes.centres)]
             shares.add(found == silo.graph.y[owner], silo.graph, owner)
@@ -86,7 +87,7 @@ def true_ones(partition: Partition, silos: Silos, seed: int) -> Row:
         place = torch.full((whole.num_nodes,), -1)
         place[rows] = torch.arange(len(rows))
         cut = (place[heard] >= 0) & (place[whole.col] < 0)
-        silo.local.neighbours = feddep.DeepNeighbours(embeddings[whole.col[cut]], place[heard[cut]])
+        silo.local.neighbours = Generated(embeddings[whole.col[cut]], place[heard[cut]])
     return {}
 
 

@@ -13,9 +13,15 @@ from fedmend.data.csbm import csbm
 from fedmend.data.masks import random_masks
 from fedmend.data.partition import Partition, split
 from fedmend.graph import Graph
+from fedmend.runs.cells import known_settings
 
 QUICK: dict[str, Any] = {"rounds": 3, "hidden": 8, "batch_size": 8, "fan_out": 2, "lr": 0.01}
 """Settings with which a run on a tiny federation takes a few hundredths of a second."""
+
+
+def accepted(method: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Those of these settings that have an effect in a method."""
+    return {key: value for key, value in settings.items() if key in known_settings(method)}
 
 
 def tiny_graph(nodes: int = 60, *, seed: int = 0, sparse: bool = False) -> Graph:

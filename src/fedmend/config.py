@@ -33,17 +33,19 @@ def setting(
     low: float | None = None,
     high: float | None = None,
     choices: Iterable[str] | None = None,
+    only: Mapping[str, tuple[Any, ...]] | None = None,
     paper: Any = None,
 ) -> Any:
     """A dataclass field with its meaning and its limits (both included).
 
+    only: values of other settings that it has an effect with; with others it cannot be given.
     paper: what the method's paper has, as a value or in words; None where it does not say. A class
     whose paper has something else for a setting that it inherits says so in its `paper`, by name.
     """
     if choices is not None and not isinstance(choices, Mapping):  # a registry may grow
         choices = tuple(choices)
-    limits = {"low": low, "high": high, "choices": choices}
-    return dataclasses.field(default=default, metadata={"help": help, "paper": paper, **limits})
+    known = {"help": help, "paper": paper, "low": low, "high": high, "choices": choices}
+    return dataclasses.field(default=default, metadata={**known, "only": dict(only or {})})
 
 
 def make(cls: type[T], values: Mapping[str, Any]) -> T:
@@ -56,7 +58,20 @@ def make(cls: type[T], values: Mapping[str, Any]) -> T:
         if name not in known:
             raise UnknownNameError("setting", key, known)
         given[name] = _checked(known[name], types[name], value)
-    return cls(**given)
+    made = cls(**given)
+    for name, value in given.items():
+        _check_effect(known[name], value, made)
+    return made
+
+
+def _check_effect(field: dataclasses.Field[Any], value: Any, made: Any) -> None:
+    """Refuse a setting that would do nothing; its default may be said all the same."""
+    for other, wanted in field.metadata.get("only", {}).items():
+        if value != field.default and getattr(made, other) not in wanted:
+            raise SettingsError(
+                f"{field.name}={value} has no effect with {other}={getattr(made, other)}: leave it "
+                f"out, or set {other}={' or '.join(map(str, wanted))}"
+            )
 
 
 def _checked(field: dataclasses.Field[Any], wanted: Any, value: Any) -> Any:

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from fedmend.errors import TooFewSilosError
 from fedmend.privacy.ledger import Kind, Ledger
+from fedmend.training.state import Composed
 
 if TYPE_CHECKING:
     import torch
@@ -223,11 +224,11 @@ class Schema:
         return len(self.label_names)
 
 
-class SiloBase:
+class SiloBase(Composed):
     """One silo of a method: its graph and its models, held for the whole run.
 
-    A step is a method that takes one message and gives one. What must survive a restart is given
-    by `state` and taken back by `restore`.
+    A step is a method that takes one message and gives one. What must survive a restart is named
+    in `parts`.
     """
 
     def __init__(self, name: str, graph: Graph, settings: Any, seed: int) -> None:
@@ -235,13 +236,6 @@ class SiloBase:
         self.graph = graph
         self.settings = settings
         self.seed = seed
-
-    def state(self) -> dict[str, Tensor]:
-        """Everything that must be there again to go on exactly as before."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what `state` gave."""
 
     def own_weights(self) -> dict[str, Tensor] | None:
         """This silo's own model where the method has one per silo; it never leaves by itself."""

@@ -21,12 +21,13 @@ from fedmend.errors import DataError, SettingsError, TooFewSilosError, UnknownNa
 from fedmend.federation import MESSAGES, field_rules
 from fedmend.graph import Graph
 from fedmend.methods import METHODS, find
-from fedmend.methods.fedper import FedPerSettings, is_shared
+from fedmend.methods.fedper import FedPerSettings
 from fedmend.models.backbones import BACKBONES
 from fedmend.runs.record import read_run
 from fedmend.runs.train import Result, choose_model, predict_with, train
 from tests.tiny import (
     QUICK,
+    accepted,
     comparable,
     rebuilt,
     reordered,
@@ -90,7 +91,7 @@ LOOKS_BEYOND = [n for n, m in METHODS.items() if m.sees_beyond]
 
 
 def settings_of(method: str, **others: Any) -> dict[str, Any]:
-    return {**SETTINGS, **MORE_SETTINGS.get(method, {}), **others}
+    return {**accepted(method, SETTINGS), **MORE_SETTINGS.get(method, {}), **others}
 
 
 @cache
@@ -210,7 +211,7 @@ def test_training_lowers_the_loss(method: str) -> None:
     # (DP-SGD's noise is left out here: it needs more than fifteen rounds to average out.)
     still = {"noise": 0.0} if method == "feddep-no-nfdp" else {}
     whole: dict[str, Any] = {"rounds": 15, "batch_size": 0, "fan_out": 0, "dropout": 0.0}
-    result = train(method, PARTITION, **settings_of(method, **whole, **still))
+    result = train(method, PARTITION, **settings_of(method, **accepted(method, whole), **still))
     losses = [result.history["training"][number]["training_loss"] for number in (1, 15)]
     assert losses[1] < 0.9 * losses[0]
 
@@ -425,7 +426,7 @@ def test_fedper_never_sends_its_personal_layers(transcript: list[bytes]) -> None
         sent = [wire.decode(data) for data in transcript]
         keys = {key for each in sent if hasattr(each, "weights") for key in each.weights}
         assert {int(key.split(".")[1]) for key in keys} == set(range(3 - personal))
-        assert all(is_shared(key, settings) for key in keys)
+        assert all(settings.shared(key) for key in keys)
 
 
 # Losing, interrupting, saving
@@ -585,7 +586,7 @@ def test_saved_run_predicts_as_the_run_itself(tmp_path: Path, method: str) -> No
 def test_settings_are_described_and_checked(method: str) -> None:
     rows = describe(find(method).settings_type)
     assert all(each.help for each in rows), "every setting says what it means"
-    assert {"rounds", "backbone", "min_silos"} <= {each.name for each in rows}
+    assert {"rounds", "backbone", "lr"} <= {each.name for each in rows}
     with pytest.raises(UnknownNameError, match="did you mean 'rounds'"):
         train(method, PARTITION, round=3)
     with pytest.raises(SettingsError, match="rounds=0 is not allowed"):

@@ -52,7 +52,7 @@ from fedmend.privacy.ledger import Ledger
 from fedmend.privacy.policy import Policy
 from fedmend.runs.record import read_run
 from fedmend.runs.train import Result, train
-from tests.tiny import QUICK, rebuilt, same_weights, tiny_partition
+from tests.tiny import QUICK, accepted, rebuilt, same_weights, tiny_partition
 
 PARTITION = tiny_partition()
 SETTINGS: dict[str, Any] = {**QUICK, "dropout": 0.2}
@@ -116,7 +116,7 @@ class Place:
         watch: Watch | None = None,
         **options: Any,
     ) -> dict[str, Any]:
-        settings = {**SETTINGS, **options.pop("settings", {})}
+        settings = {**accepted(method, SETTINGS), **options.pop("settings", {})}
         plan = make_plan(method, settings, list(self.silos.names), run=RUN, **options)
         lines = self.lines if lines is None else lines
         train_deployed(plan, lines, self.folder("server"), watch or Watch())
@@ -148,7 +148,8 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @cache
 def in_process(method: str) -> Result:
-    return train(method, PARTITION, evaluation=METHODS[method].deployed_evaluation, **SETTINGS)
+    mode = METHODS[method].deployed_evaluation
+    return train(method, PARTITION, evaluation=mode, **accepted(method, SETTINGS))
 
 
 deployable = pytest.mark.parametrize(

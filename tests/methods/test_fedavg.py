@@ -19,11 +19,12 @@ from fedmend.data.sampling import (
 )
 from fedmend.federation import Schema
 from fedmend.graph import Graph
-from fedmend.methods.fedavg import FedAvgSettings, Silo, Update, Weights, importances, share_right
+from fedmend.methods.fedavg import FedAvgSettings, Silo, Update, Weights
 from fedmend.models.backbones import build
 from fedmend.models.features import Features
 from fedmend.models.kernels.loss import cross_entropy
 from fedmend.runs.train import POOLED, train
+from fedmend.training.rounds import importances, share_right
 from fedmend.training.streams import stream
 from tests.tiny import QUICK, same_weights, tiny_graph, tiny_partition
 
@@ -145,8 +146,8 @@ def update(nodes: int) -> Update:
 
 def test_importances() -> None:
     updates = {"a": update(3), "b": update(1)}
-    assert importances(updates, FedAvgSettings()) == {"a": 3.0, "b": 1.0}
-    assert importances(updates, FedAvgSettings(weighting="equal")) == {"a": 1.0, "b": 1.0}
+    assert importances(updates, "nodes") == {"a": 3.0, "b": 1.0}
+    assert importances(updates, "equal") == {"a": 1.0, "b": 1.0}
 
 
 def test_share_right_is_over_all_nodes_not_over_silos() -> None:

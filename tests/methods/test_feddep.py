@@ -18,11 +18,11 @@ from fedmend.engines.inprocess import InProcess
 from fedmend.errors import FederationError
 from fedmend.evaluation.evaluate import evaluate, model_with, predict
 from fedmend.federation import Nothing, Schema
+from fedmend.mending.generator import Generated
 from fedmend.mending.prototypes import Prototypes
 from fedmend.methods import fedavg, feddep
 from fedmend.methods.feddep import (
     AllPrototypes,
-    DeepNeighbours,
     FedDEPSettings,
     SharedPrototypes,
     Silo,
@@ -247,7 +247,7 @@ def test_depth_is_that_of_the_local_gnn_alone(depth: int) -> None:
     assert len(silo.local.model.layers) == 2
     made = silo.learn_generator(AllPrototypes({})).neighbours
     assert silo.local.neighbours is not None
-    assert silo.local.neighbours.embeddings.shape == (made, SMALL["embedding"])
+    assert silo.local.neighbours.rows.shape == (made, SMALL["embedding"])
     assert silo.local.neighbours.owner.shape == (made,)
 
 
@@ -259,7 +259,7 @@ def test_depth_is_that_of_the_local_gnn_alone(depth: int) -> None:
 def test_mean_of_the_kept(owners: list[int], kept: st.DataObject) -> None:
     made = torch.randn(len(owners), 3, generator=torch.Generator().manual_seed(len(owners)))
     keep = kept.draw(st.lists(st.booleans(), min_size=len(owners), max_size=len(owners)))
-    found = DeepNeighbours(made, torch.tensor(owners, dtype=torch.int64)).mean(
+    found = Generated(made, torch.tensor(owners, dtype=torch.int64)).mean(
         5, torch.tensor(keep, dtype=torch.bool)
     )
     for node in range(5):
@@ -271,7 +271,7 @@ def test_mean_of_the_kept(owners: list[int], kept: st.DataObject) -> None:
 
 
 def test_sampler_keeps_at_its_rate() -> None:
-    many = DeepNeighbours(torch.ones(4000, 1), torch.arange(4000))
+    many = Generated(torch.ones(4000, 1), torch.arange(4000))
     generator = torch.Generator().manual_seed(0)
     for rate in (0.0, 0.3, 1.0):
         kept = float(many.drawn_mean(4000, rate, generator).mean())
@@ -282,7 +282,7 @@ def test_sampler_keeps_at_its_rate() -> None:
 
 def test_a_new_draw_in_every_epoch() -> None:
     silo = silo_of(local_epochs=3)
-    silo.local.neighbours = DeepNeighbours(torch.ones(20, 4), torch.arange(20))
+    silo.local.neighbours = Generated(torch.ones(20, 4), torch.arange(20))
     seen = []
     draw = silo.local.sampler
     for _ in range(3):
@@ -298,7 +298,7 @@ def with_isolated_nodes(every: int = 2, **others: Any) -> Silo:
     graph = tiny_graph(40)
     both = (graph.edges % every != 0).all(0)
     silo = Silo("silo", rebuilt(graph, edges=graph.edges[:, both]), settings_of(**others), 0)
-    silo.local.neighbours = DeepNeighbours(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    silo.local.neighbours = Generated(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
     return silo
 
 
@@ -405,7 +405,7 @@ def test_nearest_prototypes_by_plain_loops(most: int) -> None:
             min(theirs, key=lambda c: float(((c - z[node]) ** 2).sum())) for theirs in others
         ]
         nearest.sort(key=lambda c: float(((c - z[node]) ** 2).sum()))
-        got = found.embeddings[found.owner == node]
+        got = found.rows[found.owner == node]
         assert sorted(got.tolist()) == sorted(each.tolist() for each in nearest[:most])
     assert len(nearest_prototypes(z, [], 3).owner) == 0
 

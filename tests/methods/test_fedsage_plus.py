@@ -179,8 +179,8 @@ def test_neighbours_learn_to_be_like_their_node() -> None:
         silo = silo_of(graph, self_weight=weight, embedding=16, generator_width=32, noise=0.01)
         for _ in range(100):
             silo.learn_alone(Nothing())
-        made, owner = silo.learner.generate()
-        far.append(float(((made - graph.x[owner]) ** 2).sum(1).mean()))
+        made = silo.learner.generate()
+        far.append(float(((made.rows - graph.x[made.owner]) ** 2).sum(1).mean()))
     assert far[0] > far[1] > far[2]
 
 
@@ -202,8 +202,8 @@ def test_a_silo_mends_its_graph_once() -> None:
     assert int(silo.local.graph.degree[30:].max()) == 1
     assert silo.local.validate()[1] == int(graph.val_mask.sum())
     assert silo.generated is not None
-    assert int(torch.bincount(silo.generated[1]).max()) <= 2, "at most k"
-    assert float(silo.generated[0].abs().max()) <= 1.0, "tanh"
+    assert int(torch.bincount(silo.generated.owner).max()) <= 2, "at most k"
+    assert float(silo.generated.rows.abs().max()) <= 1.0, "tanh"
     with pytest.raises(FederationError, match="silo has mended its graph: its generator is gone"):
         silo.learn_alone(Nothing())
 
@@ -301,16 +301,16 @@ def test_noise_in_mending_is_an_option() -> None:
         silo = silo_of(tiny_graph(30), noise_in_mending=noise)
         silo.learn_alone(Nothing())
         made.append(silo.learner.generate())
-    assert torch.equal(made[0][0], made[1][0])
-    assert torch.equal(made[0][1], made[2][1])
-    assert not torch.equal(made[0][0], made[2][0])
+    assert torch.equal(made[0].rows, made[1].rows)
+    assert torch.equal(made[0].owner, made[2].owner)
+    assert not torch.equal(made[0].rows, made[2].rows)
 
 
 def test_linear_output_reaches_beyond_one() -> None:
     silo = silo_of(tiny_graph(30), generator_output="linear", generator_lr=0.05)
     for _ in range(20):
         silo.learn_alone(Nothing())
-    made, _ = silo.learner.generate()
+    made = silo.learner.generate().rows
     assert float(made.abs().max()) > 1.0
 
 
@@ -341,8 +341,8 @@ def test_sparse_features_are_mended_as_dense_ones_are() -> None:
         silo = silo_of(each)
         silo.learn_alone(Nothing())
         made.append(silo.learner.generate())
-    assert torch.equal(made[0][1], made[1][1])
-    torch.testing.assert_close(made[0][0], made[1][0], atol=1e-4, rtol=1e-4)
+    assert torch.equal(made[0].owner, made[1].owner)
+    torch.testing.assert_close(made[0].rows, made[1].rows, atol=1e-4, rtol=1e-4)
 
 
 # Silos that are hard to mend

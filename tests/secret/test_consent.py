@@ -60,7 +60,7 @@ def test_wishes_with_noise() -> None:
     mine.want(FORWARD, mine.here)
     assert mine.heard(FORWARD).tolist() == [3, 2, 1]
     assert mine.wishes((FORWARD,))[1] == numbers(2, 100, 101, 1, 102)
-    assert mine.noised_rows(FORWARD).tolist() == [False, False, True]
+    assert mine.state()[f"noised rows/{FORWARD}"].tolist() == [False, False, True]
 
 
 def test_only_who_asked_is_spoken_to() -> None:
@@ -88,7 +88,7 @@ def test_counted_neighbours_decide_the_last_stage() -> None:
     noisy.want(BACKWARD, noisy.here)
     noisy.want(LAST, noisy.hears[BACKWARD], np.array([1, 2, 0]))
     assert noisy.heard(LAST).tolist() == [3, 2, 1]
-    assert noisy.noised_rows(LAST).tolist() == [True, False, True]
+    assert noisy.state()[f"noised rows/{LAST}"].tolist() == [True, False, True]
 
 
 def test_state_comes_back() -> None:
@@ -161,7 +161,7 @@ def test_such_a_sum_is_heard_with_noise_where_that_is_chosen() -> None:
     meet(mine, 0, 1)
     mine.want(FORWARD, mine.here)
     assert mine.heard(FORWARD).tolist() == [2, 1, 1]
-    assert mine.noised_rows(FORWARD).tolist() == [True, True, True]
+    assert mine.state()[f"noised rows/{FORWARD}"].tolist() == [True, True, True]
 
 
 def test_the_last_stage_compares_numbers_with_a_loss() -> None:

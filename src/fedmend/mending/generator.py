@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +21,32 @@ from fedmend.mending.reconstruction import number_loss
 from fedmend.models.backbones import Backbone
 from fedmend.models.generator import NeighbourHead, NumberHead
 from fedmend.training.optimizer import Optimizer
-from fedmend.training.state import under
+from fedmend.training.state import Composed, Part, Values
 from fedmend.training.streams import stream
 
 
-class NeighbourGenerator(ABC):
+@dataclass(frozen=True)
+class Generated:
+    """What was generated, features or embeddings, and the node that each row belongs to."""
+
+    rows: Tensor
+    owner: Tensor
+
+    def mean(self, nodes: int, kept: Tensor | None = None) -> Tensor:
+        """For every node the mean of what was generated for it (and kept), zero if nothing was."""
+        rows, owner = self.rows, self.owner
+        if kept is not None:
+            rows, owner = rows[kept], owner[kept]
+        count = torch.bincount(owner, minlength=nodes).clamp(min=1)
+        total = rows.new_zeros(nodes, rows.shape[1]).index_add(0, owner, rows)
+        return total / count[:, None]
+
+    def drawn_mean(self, nodes: int, rate: float, generator: torch.Generator) -> Tensor:
+        """The mean over what a Bernoulli sampler of this rate keeps."""
+        return self.mean(nodes, torch.rand(len(self.owner), generator=generator) < rate)
+
+
+class NeighbourGenerator(Composed, ABC):
     """One silo's generator. Methods add the encoder, the head's widths and two loss terms."""
 
     def __init__(
@@ -60,7 +82,7 @@ class NeighbourGenerator(ABC):
         self.true = self.impaired.missing.clamp(max=neighbours)
         self.number = NumberHead(embedding, float(self.impaired.missing.float().mean()), weights)
         self.head = NeighbourHead(embedding, widths, neighbours, outputs, weights, bounded=bounded)
-        modules: dict[str, nn.Module] = {
+        self._modules: dict[str, nn.Module] = {
             "encoder": encoder,
             "number": self.number,
             "head": self.head,
@@ -68,7 +90,7 @@ class NeighbourGenerator(ABC):
         }
         self.parameters = {
             f"{part}/{key}": value
-            for part, module in modules.items()
+            for part, module in self._modules.items()
             for key, value in module.named_parameters()
         }
         self._optimizer = Optimizer("adam", self.parameters.values(), lr, 0.0)
@@ -156,25 +178,13 @@ class NeighbourGenerator(ABC):
 
     # Saving
 
-    def state(self) -> dict[str, Tensor]:
-        """Weights, optimiser and random streams."""
-        saved = {f"generator/{key}": each.detach() for key, each in self.parameters.items()}
-        for key, each in self._optimizer.state().items():
-            saved[f"generator optimizer/{key}"] = each
-        for key, generator in self.streams().items():
-            saved[f"generator stream/{key}"] = generator.get_state()
-        saved["generator trained"] = torch.tensor(self.trained)
-        return saved
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what `state` gave."""
-        with torch.no_grad():
-            for key, each in self.parameters.items():
-                each.copy_(state[f"generator/{key}"])
-        self._optimizer.restore(under("generator optimizer/", state))
-        for key, generator in self.streams().items():
-            generator.set_state(state[f"generator stream/{key}"])
-        self.trained = bool(state["generator trained"])
+    def parts(self) -> Mapping[str, Part]:
+        return {
+            **self._modules,
+            "optimizer": self._optimizer,
+            "trained": Values(self, trained=bool),
+            **self.streams(),
+        }
 
     def streams(self) -> dict[str, torch.Generator]:
         """The random streams that learning draws from."""

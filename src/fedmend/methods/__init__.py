@@ -71,15 +71,15 @@ class Method:
 
     @property
     def settings_type(self) -> type[Any]:
-        from fedmend.training.settings import TrainingSettings  # and torch
+        from fedmend.training.settings import RoundSettings  # and torch
 
         found = self.settings
         if isinstance(found, str):
             found = self._load(found)
-        if not (isinstance(found, type) and issubclass(found, TrainingSettings)):
+        if not (isinstance(found, type) and issubclass(found, RoundSettings)):
             raise SettingsError(
                 f"method {self.name!r}: its settings must be a dataclass made from "
-                f"fedmend.training.settings.TrainingSettings, got {found!r:.80}"
+                f"fedmend.training.settings.RoundSettings, got {found!r:.80}"
             )
         return found
 

@@ -9,13 +9,18 @@ says that all raw data was pooled.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedmend.methods import fedavg
+from fedmend.training.settings import PatienceSettings, TrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class GlobalSettings(fedavg.FedAvgSettings):
-    """Centralised training has no settings of its own."""
+class GlobalSettings(TrainingSettings, PatienceSettings):
+    """The settings of all training; with one silo there is nothing to weigh and nobody to lose."""
+
+    weighting: ClassVar[str] = "nodes"
+    min_silos: ClassVar[int] = 1
 
 
 Silo = fedavg.Silo

@@ -59,7 +59,7 @@ from fedmend.errors import FederationError
 from fedmend.federation import Federation, Nothing, Replies, Schema, message
 from fedmend.graph import Graph, is_sparse, select_rows
 from fedmend.mending.exchange import ExchangingSilo, Offer, Progress, exchange, say_if_two
-from fedmend.mending.generator import NeighbourGenerator
+from fedmend.mending.generator import Generated, NeighbourGenerator
 from fedmend.mending.graph import estimated_missing, with_self_loops
 from fedmend.mending.nearest import Groups, nearest_rows
 from fedmend.mending.prototypes import Prototypes, prototypes
@@ -73,8 +73,10 @@ from fedmend.privacy.accountants.nfdp import account, count_degrees, deciding_de
 from fedmend.privacy.ledger import Kind
 from fedmend.training.dp_sgd import InputProducts, forest, private_gradients
 from fedmend.training.local import AdjustGradients, LocalTraining
+from fedmend.training.rounds import NOT_TOLD
+from fedmend.training.selection import Training
 from fedmend.training.settings import TrainingSettings
-from fedmend.training.state import under
+from fedmend.training.state import Late, Part, Values, under
 from fedmend.training.streams import HidingNoise, stream, stream_seed
 
 
@@ -151,7 +153,7 @@ def new_encoder(
     return Encoder(shape, settings.embedding, generator)
 
 
-class Training(LocalTraining):
+class ProtectedTraining(LocalTraining):
     """A silo's training with either protection: sampled neighbours, or DP-SGD on all of them."""
 
     settings: FedDEPSettings
@@ -204,7 +206,7 @@ class Training(LocalTraining):
         return {**super()._streams(), "privacy noise": self._privacy_noise.stream}
 
 
-class EncoderTraining(Training):
+class EncoderTraining(ProtectedTraining):
     """The local GNN of Proto: trained like any model of a silo, with sampled neighbours."""
 
     model: Encoder
@@ -232,35 +234,14 @@ class EncoderTraining(Training):
         return self.model.embed(self._features, [hop.to(self.device) for hop in hops]).cpu()
 
 
-@dataclass(frozen=True)
-class DeepNeighbours:
-    """Generated embeddings, and the node each one belongs to."""
-
-    embeddings: Tensor
-    owner: Tensor
-
-    def mean(self, nodes: int, kept: Tensor | None = None) -> Tensor:
-        """z~_v of every node: the mean of its (kept) generated embeddings, zero if it has none."""
-        made, owner = self.embeddings, self.owner
-        if kept is not None:
-            made, owner = made[kept], owner[kept]
-        count = torch.bincount(owner, minlength=nodes).clamp(min=1)
-        total = made.new_zeros(nodes, made.shape[1]).index_add(0, owner, made)
-        return total / count[:, None]
-
-    def drawn_mean(self, nodes: int, rate: float, generator: torch.Generator) -> Tensor:
-        """The mean over what a Bernoulli sampler of this rate keeps."""
-        return self.mean(nodes, torch.rand(len(self.owner), generator=generator) < rate)
-
-
-class MendedTraining(Training):
+class MendedTraining(ProtectedTraining):
     """Training of F: every node brings the mean of its generated neighbours along."""
 
     def __init__(
         self, name: str, graph: Graph, shape: ModelShape, settings: FedDEPSettings, seed: int
     ) -> None:
         super().__init__(name, graph, shape, settings, seed)
-        self.neighbours: DeepNeighbours | None = None
+        self.neighbours: Generated | None = None
         self.sampler = stream(seed, name, "kept neighbours")
         self._mended: Tensor | None = None
 
@@ -295,6 +276,9 @@ class MendedTraining(Training):
     def _forward(self, features: Features, hops: Sequence[Hop], nodes: Tensor | None) -> Tensor:
         scores: Tensor = self.model(features, hops, self._dropout, self._mended_of(nodes))
         return scores
+
+    def _streams(self) -> dict[str, torch.Generator]:
+        return {**super()._streams(), "kept": self.sampler}
 
     @property
     def _mends(self) -> bool:
@@ -337,7 +321,7 @@ class DGen(NeighbourGenerator):
         settings: FedDEPSettings,
         seed: int,
     ) -> None:
-        self.settings, self.targets, self.others = settings, targets, others
+        self.settings, self.targets, self.others = settings, targets, list(others)
         self._groups = Groups(others) if others else None
         schema = Schema(graph.num_features, graph.label_names)
         encoder = new_encoder(settings, schema, stream(seed, name, "encoder weights"))
@@ -394,18 +378,21 @@ class DGen(NeighbourGenerator):
         graph = self.impaired.graph
         if not len(self._train_nodes):
             return made.new_zeros(())
-        made_now = DeepNeighbours(made[is_asked], owner[is_asked])
+        made_now = Generated(made[is_asked], owner[is_asked])
         mended = made_now.drawn_mean(graph.num_nodes, self.settings.rate, self._sampler)
         hops = [self._everyone] * (len(self.classifier.layers) - 1) + [self._last]
         scores = self.classifier(self._features, hops, self.noise, mended)
         return F.cross_entropy(scores, graph.y[self._train_nodes])
 
     @torch.no_grad()
-    def generate(self) -> DeepNeighbours:
+    def generate(self) -> Generated:
         """The neighbours that the nodes of the whole silo graph miss."""
         hops = [whole_graph_hop(self.graph)] * len(self.encoder.layers)
         z = self.encoder.embed(Features(self.graph.x), hops)
-        return DeepNeighbours(*self.head(z, self.rounded(self.number(z), self.graph.degree)))
+        return Generated(*self.head(z, self.rounded(self.number(z), self.graph.degree)))
+
+    def parts(self) -> Mapping[str, Part]:
+        return {**super().parts(), "learns from": Values(self, targets=Tensor, others=list)}
 
     def streams(self) -> dict[str, torch.Generator]:
         return {**super().streams(), "kept": self._sampler}
@@ -429,7 +416,7 @@ class AllPrototypes:
 
 
 @message("feddep.Generated")
-class Generated:
+class HowMany:
     """How a silo's generator learned and how many neighbours it made: for the display."""
 
     loss: Annotated[float, Kind.METRICS]
@@ -474,13 +461,13 @@ class Silo(ExchangingSilo, fedavg.Silo):
 
     # DGen
 
-    def learn_generator(self, received: AllPrototypes) -> Generated:
+    def learn_generator(self, received: AllPrototypes) -> HowMany:
         """Pseudo-FL: all that is needed from the others is here, nothing is asked of them."""
         if self.prototypes is None:
-            return Generated(0.0, 0)  # lost while prototypes were shared: it generates nothing
+            return HowMany(0.0, 0)  # lost while prototypes were shared: it generates nothing
         self._start_generator(self.prototypes.of_nodes, self._of_others(received))
         loss = self.learn_alone(Nothing()).loss
-        return Generated(loss, self.generate())
+        return HowMany(loss, self.generate())
 
     def _of_others(self, received: AllPrototypes) -> list[Tensor]:
         """All sets but the silo's own, which it knows by its content: no silo is named."""
@@ -511,14 +498,14 @@ class Silo(ExchangingSilo, fedavg.Silo):
             raise FederationError(f"{self.name} has no generator")
         return self._generator
 
-    def use_nearest(self, received: AllPrototypes) -> Generated:
+    def use_nearest(self, received: AllPrototypes) -> HowMany:
         """Without DGen: every other silo's prototype nearest to a node stands in as a neighbour."""
         if self.prototypes is None or self.embeddings is None:
-            return Generated(0.0, 0)
+            return HowMany(0.0, 0)
         self.local.neighbours = nearest_prototypes(
             self.embeddings, self._of_others(received), self.settings.neighbours
         )
-        return Generated(0.0, len(self.local.neighbours.owner))
+        return HowMany(0.0, len(self.local.neighbours.owner))
 
     # The exchange of gradients in place of prototypes
 
@@ -541,9 +528,9 @@ class Silo(ExchangingSilo, fedavg.Silo):
     def exchange_weight(self) -> float:
         return self.settings.others_weight
 
-    def finish_exchange(self, _: Nothing) -> Generated:
+    def finish_exchange(self, _: Nothing) -> HowMany:
         """Generate the neighbours that F is trained with."""
-        return Generated(0.0, self.generate() if self._generator is not None else 0)
+        return HowMany(0.0, self.generate() if self._generator is not None else 0)
 
     # Training F, and what a silo predicts with
 
@@ -552,7 +539,7 @@ class Silo(ExchangingSilo, fedavg.Silo):
             self._learn_on(received.weights)
         update = super().train(received)
         if self.settings.hides_with_noise:
-            return replace(update, loss=fedavg.NOT_TOLD)  # it would tell what the noise hides
+            return replace(update, loss=NOT_TOLD)  # it would tell what the noise hides
         return update
 
     def _learn_on(self, weights: Mapping[str, Tensor]) -> None:
@@ -567,71 +554,51 @@ class Silo(ExchangingSilo, fedavg.Silo):
         made = self.local.neighbours
         if made is None or self.embeddings is None:
             return None
-        return made.embeddings, made.owner, self.embeddings
+        return made.rows, made.owner, self.embeddings
 
     def mended_embeddings(self) -> Tensor | None:
         return self.local.at_inference
 
     # Saving
 
-    def state(self) -> dict[str, Tensor]:
-        saved = {**super().state(), "kept stream": self.local.sampler.get_state()}
-        if self._gnn is not None:
-            saved.update({f"gnn/{key}": value for key, value in self._gnn.state_dict().items()})
-        if self.embeddings is not None:
-            saved["embeddings"] = self.embeddings
-        if self.prototypes is not None:
-            saved["centres"] = self.prototypes.centres
-            saved["cluster"] = self.prototypes.cluster
-        if self._generator is not None:
-            saved.update(self._generator.state())
-            saved["targets"] = self._generator.targets
-            for number, each in enumerate(self._generator.others):
-                saved[f"others/{number}"] = each
-        if self.local.neighbours is not None:
-            saved["deep embeddings"] = self.local.neighbours.embeddings
-            saved["deep neighbours of"] = self.local.neighbours.owner
-        return saved
+    def parts(self) -> Mapping[str, Part]:
+        return {
+            **super().parts(),
+            "gnn": Late(self._gnn, self._another_gnn),
+            "known": Values(self, embeddings=Tensor, prototypes=Prototypes),
+            "generator": Late(self._generator, self._same_generator),
+            "made": Values(self.local, neighbours=Generated),
+        }
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        super().restore(state)
-        self.local.sampler.set_state(state["kept stream"])
-        gnn = under("gnn/", state)
-        if gnn:
-            schema = Schema(self.graph.num_features, self.graph.label_names)
-            self._gnn = new_encoder(self.settings, schema, None)
-            self._gnn.load_state_dict(gnn, assign=True)
-        self.embeddings = state.get("embeddings")
-        if "centres" in state:
-            self.prototypes = Prototypes(state["centres"], state["cluster"])
-        if "targets" in state:
-            count = sum(key.startswith("others/") for key in state)
-            self._start_generator(
-                state["targets"], [state[f"others/{number}"] for number in range(count)]
-            )
-            self.learner.restore(state)
-        if "deep neighbours of" in state:
-            self.local.neighbours = DeepNeighbours(
-                state["deep embeddings"], state["deep neighbours of"]
-            )
+    def _another_gnn(self, _: Mapping[str, Tensor]) -> Encoder:
+        schema = Schema(self.graph.num_features, self.graph.label_names)
+        self._gnn = new_encoder(self.settings, schema, torch.Generator())
+        return self._gnn
+
+    def _same_generator(self, state: Mapping[str, Tensor]) -> DGen:
+        others = under("learns from/others/", state)
+        self._start_generator(
+            state["learns from/targets"], [others[str(i)] for i in range(len(others))]
+        )
+        return self.learner
 
 
-def nearest_prototypes(embeddings: Tensor, others: Sequence[Tensor], most: int) -> DeepNeighbours:
+def nearest_prototypes(embeddings: Tensor, others: Sequence[Tensor], most: int) -> Generated:
     """For every node the nearest prototype of each other silo, of at most so many silos."""
     nodes = len(embeddings)
     if not others or not most:
-        return DeepNeighbours(embeddings[:0], torch.zeros(0, dtype=torch.int64))
+        return Generated(embeddings[:0], torch.zeros(0, dtype=torch.int64))
     found = torch.stack([theirs[nearest_rows(embeddings, theirs)] for theirs in others], 1)
     if len(others) > most:
         distance = ((found - embeddings[:, None]) ** 2).sum(2)
         chosen = distance.topk(most, dim=1, largest=False).indices
         found = found.gather(1, chosen[..., None].expand(-1, -1, found.shape[2]))
     owner = torch.arange(nodes).repeat_interleave(found.shape[1])
-    return DeepNeighbours(found.reshape(len(owner), -1), owner)
+    return Generated(found.reshape(len(owner), -1), owner)
 
 
 @dataclass
-class Memory(fedavg.Training):
+class Memory(Training):
     """The server's memory, the same for all phases."""
 
     prototypes: dict[str, Tensor] = field(default_factory=dict)
@@ -663,7 +630,7 @@ def server(silos: Federation[Silo], settings: FedDEPSettings) -> dict[str, Tenso
         for number in silos.rounds(1, state, "generators"):
             replies = silos.ask(Silo.finish_exchange, Nothing())
             note_generated(silos, number, replies, settings)
-    fedavg.train_rounds(silos, settings, state)
+    fedavg.average_rounds(silos, settings, state)
     silos.note(state.best_round, selected=1.0)
     return state.best
 
@@ -705,7 +672,7 @@ def say_if_shrunk(
 
 
 def note_generated(
-    silos: Federation[Silo], number: int, replies: Replies[Generated], settings: FedDEPSettings
+    silos: Federation[Silo], number: int, replies: Replies[HowMany], settings: FedDEPSettings
 ) -> None:
     """The generators' mean loss and how many neighbours they made, for the record."""
     arrived = replies.enough(settings.min_silos)

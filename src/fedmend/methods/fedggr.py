@@ -45,33 +45,38 @@ import torch
 from torch import Tensor
 
 from fedmend.config import setting
-from fedmend.data.sampling import Hop, whole_graph_hop
-from fedmend.errors import DataError, FederationError, FileFormatError
+from fedmend.errors import FederationError, FileFormatError
 from fedmend.evaluation.evaluate import predict
 from fedmend.federation import Federation, Nothing, Schema, message
 from fedmend.graph import Graph
-from fedmend.mending.nearest import squared_norms
+from fedmend.mending.learned_graph import (
+    GlobalModule,
+    GraphMemory,
+    LearnedGraphSettings,
+    check_rows,
+    new_rows,
+)
 from fedmend.methods import fedavg
-from fedmend.methods.fedavg import Validation, share_right
-from fedmend.methods.fedprox import pull_towards
+from fedmend.methods.fedavg import Validation
 from fedmend.models.autoencoder import GraphAutoencoder
-from fedmend.models.backbones import Backbone, ModelShape, build
-from fedmend.models.features import Features
-from fedmend.models.learned_graph import LearnedGraph, Pairs
-from fedmend.models.neighbour_search import TILE, indexed_neighbours, nearest_neighbours
+from fedmend.models.backbones import Backbone, ModelShape
+from fedmend.models.learned_graph import LearnedGraph
 from fedmend.privacy.accountants.gaussian import gaussian_epsilon
 from fedmend.privacy.ledger import Kind
 from fedmend.runs.node_memory import NodeMemory
 from fedmend.training.aggregation import weighted_mean
-from fedmend.training.local import AdjustGradients, LocalTraining
-from fedmend.training.optimizer import Optimizer
+from fedmend.training.autoencoder import AutoencoderTraining
+from fedmend.training.personal import chosen, first_weights
+from fedmend.training.proximal import ProximalSettings, Pull
+from fedmend.training.rounds import Round, mean_loss, train_rounds, validated
 from fedmend.training.selection import OwnBest
-from fedmend.training.state import under
-from fedmend.training.streams import HidingNoise, stream
+from fedmend.training.split import SplitTraining
+from fedmend.training.state import Late, Part, Values, under
+from fedmend.training.streams import HidingNoise
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedGGRSettings(fedavg.FedAvgSettings):
+class FedGGRSettings(LearnedGraphSettings, fedavg.FedAvgSettings, ProximalSettings):
     """FedAvg's settings with the paper's defaults, and those of the learned graph."""
 
     rounds: int = setting(200, "rounds of training", low=1, high=10**6)
@@ -92,33 +97,12 @@ class FedGGRSettings(fedavg.FedAvgSettings):
         choices=("all", "nodes", "equal"),
     )
     local_width: int = setting(64, "width of Z_loc (F_l)", low=1, high=10**5)
-    global_width: int = setting(
-        64, "width of Z_glob (F_g); 0 = no global module, plain FedAvg", low=0, high=10**5
-    )
-    global_dropout: float = setting(
-        0.0, "share of embeddings and hidden values the server drops", low=0.0, high=0.99
-    )
-    global_hidden: int = setting(64, "hidden width of the server's GCN", low=1, high=10**5)
-    embedding: int = setting(64, "width of the uploaded embeddings (p)", low=1, high=10**5)
-    neighbours: int = setting(15, "neighbours of a node in the learned graph (k)", low=1, high=1000)
-    background: bool = setting(True, "pairs that are no neighbours keep the weight e^-6")
-    search: str = setting(
-        "exact", "exact, or by an index (faiss, not exact)", choices=("exact", "index")
-    )
-    refresh: int = setting(1, "rounds between two searches for neighbours", low=1)
-    autoencoder_layers: int = setting(1, "GCN layers each way", low=1, high=10)
-    autoencoder_epochs: int = setting(250, "steps on the whole graph it makes", low=0)
-    autoencoder_lr: float = setting(0.03, "step size of the autoencoder", low=0.0)
-    autoencoder_rounds: int = setting(
-        25, "rounds in which the autoencoders are averaged; 0 = each silo trains alone", low=0
-    )
     aggregation: str = setting(
         "fedavg",
         "fedavg; fedprox: silos are pulled towards the shared weights; fedper: the last linear "
         "layer stays with the silo",
         choices=("fedavg", "fedprox", "fedper"),
     )
-    mu: float = setting(0.01, "pull towards the shared weights (fedprox)", low=0.0)
     embedding_noise: float = setting(
         0.0, "noise on uploaded embeddings over their clipping norm; 0 = neither", low=0.0
     )
@@ -198,99 +182,6 @@ class SplitUpdate:
 # The silo's side
 
 
-class AutoencoderTraining:
-    """A silo's autoencoder: full-batch steps on its own graph."""
-
-    def __init__(self, name: str, graph: Graph, settings: FedGGRSettings, seed: int) -> None:
-        self.name, self.settings = name, settings
-        self.model = GraphAutoencoder(
-            graph.num_features,
-            settings.embedding,
-            settings.autoencoder_layers,
-            stream(seed, "server", "autoencoder weights"),  # everybody starts alike
-        ).to(settings.device)
-        self._optimizer = Optimizer("adam", self.model.parameters(), settings.autoencoder_lr, 0.0)
-        self._features = Features(graph.x.to(settings.device), reused=True)
-        self._hop = whole_graph_hop(graph).to(torch.device(settings.device))
-        self._squared_norm = float(squared_norms(graph.x).sum())
-
-    def train(self, epochs: int) -> float:
-        """Steps down the reconstruction error; gives the last one, before its step."""
-        found = 0.0
-        for _ in range(epochs):
-            loss = self.model.loss(self._features, self._hop, self._squared_norm)
-            self._optimizer.clear()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's
-            self._optimizer.step()
-            found = float(loss.detach())
-        if not math.isfinite(found):
-            raise FederationError(
-                f"{self.name}: the autoencoder diverged, its loss is {found}; try a smaller "
-                "autoencoder_lr"
-            )
-        return found
-
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for key, parameter in self.model.named_parameters():
-                parameter.copy_(weights[key])
-
-    def weights(self) -> dict[str, Tensor]:
-        return {key: value.detach() for key, value in self.model.named_parameters()}
-
-    @torch.no_grad()
-    def encode(self, graph: Graph | None = None) -> Tensor:
-        """The embedding of every node of the silo's graph, or of another one."""
-        if graph is None:
-            return self.model.encode(self._features, self._hop).cpu()
-        hop = whole_graph_hop(graph).to(torch.device(self.settings.device))
-        return self.model.encode(Features(graph.x.to(self.settings.device)), hop).cpu()
-
-    def state(self) -> dict[str, Tensor]:
-        saved = {f"autoencoder/{key}": value for key, value in self.weights().items()}
-        for key, value in self._optimizer.state().items():
-            saved[f"autoencoder optimizer/{key}"] = value
-        return saved
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.load(under("autoencoder/", state))
-        self._optimizer.restore(under("autoencoder optimizer/", state))
-
-
-class SplitTraining(LocalTraining):
-    """Training of [Z_loc || Z_glob]: keeps the gradient of the rows it was given."""
-
-    rows: Tensor | None = None
-    gradient: Tensor | None = None
-    _leaf: Tensor | None = None
-
-    @property
-    def _mends(self) -> bool:
-        return self.model.joint is not None
-
-    def _epoch(self) -> Sequence[Tensor]:
-        self.gradient = None if self.rows is None else torch.zeros_like(self.rows)
-        return super()._epoch()
-
-    def _step(self, batch: Tensor, adjust: AdjustGradients | None) -> Tensor:
-        self._leaf = None if self.rows is None else self.rows.detach().requires_grad_()
-        loss = super()._step(batch, adjust)
-        if self.gradient is not None and self._leaf is not None and self._leaf.grad is not None:
-            self.gradient.add_(self._leaf.grad, alpha=len(batch) / len(self.train_nodes))
-        return loss
-
-    def _forward(self, features: Features, hops: Sequence[Hop], nodes: Tensor | None) -> Tensor:
-        rows = self._leaf
-        if rows is not None and nodes is not None:
-            rows = rows.index_select(0, nodes.to(self.device))
-        scores: Tensor = self.model(features, hops, self._dropout, rows)
-        return scores
-
-    def _predict(self, hops: Sequence[Hop]) -> Tensor:
-        scores: Tensor = self.model(self._features, hops, None, self.rows)
-        return scores
-
-
 class Silo(fedavg.Silo):
     """A silo that embeds its nodes for the server, and trains with what the server makes of it."""
 
@@ -303,15 +194,11 @@ class Silo(fedavg.Silo):
         shape = self.local.model.shape
         self.local = SplitTraining(name, graph, shape, settings, seed)
         if settings.aggregation == "fedper":
-            # Personal layers start alike everywhere: drawn from the run's seed, never sent.
-            model = build(shape, stream(seed, "server", "initial weights"))
-            self.local.load({key: value.detach() for key, value in model.named_parameters()})
+            self.local.load(first_weights(shape, seed))
         self.best = OwnBest()
         self.best_rows: Tensor | None = None
         self.autoencoder: AutoencoderTraining | None = None
         self._noise = HidingNoise(seed, name, "privacy noise")
-        self.grown: Graph | None = None
-        self.predicted: Tensor | None = None
 
     # Local pre-training
 
@@ -349,10 +236,10 @@ class Silo(fedavg.Silo):
             self._check(received.training_rows)
             local.rows = received.training_rows.to(local.device)
         prox = settings.aggregation == "fedprox"
-        loss = local.train(pull_towards(received.weights, settings.mu) if prox else None)
+        loss = local.train(Pull(received.weights, settings.mu) if prox else None)
         gradient = received.rows if local.gradient is None else local.gradient.cpu()
         return SplitUpdate(
-            {key: value for key, value in local.weights().items() if settings.is_shared(key)},
+            chosen(local.weights(), settings.is_shared),
             noised(gradient, settings.gradient_clip, settings.gradient_noise, self._noise),
             self.graph.num_nodes,
             len(local.train_nodes),
@@ -365,10 +252,9 @@ class Silo(fedavg.Silo):
         """How the received weights and rows do on the silo's validation nodes."""
         self._take(received)
         right, nodes = self.local.validate()
-        if self.settings.aggregation == "fedper":
-            if right >= self.best.right or not nodes:
-                self.best_rows = self.local.rows
-            self.best.offer(self.local.weights(), right, nodes)
+        personal = self.settings.aggregation == "fedper"
+        if personal and self.best.offer(self.local.weights(), right, nodes):
+            self.best_rows = self.local.rows
         return Validation(right, nodes)
 
     def keep(self, received: GlobalRows) -> Nothing:
@@ -397,50 +283,6 @@ class Silo(fedavg.Silo):
     def mended_embeddings(self) -> Tensor | None:
         return None if self.best_rows is None else self.best_rows.cpu()
 
-    # New nodes
-
-    def add_nodes(self, graph: Graph) -> None:
-        """Local, before the steps below: the silo's graph as it is now, its old nodes first."""
-        if graph.num_features != self.graph.num_features or graph.num_nodes < self.graph.num_nodes:
-            raise DataError(
-                f"{self.name} has {self.graph.num_nodes} nodes of {self.graph.num_features} "
-                f"features; a graph of {graph.num_nodes} nodes of {graph.num_features} features "
-                "cannot be the same with new nodes"
-            )
-        self.grown = graph
-
-    def share_new_embeddings(self, _: Nothing) -> NodeEmbeddings:
-        """The embeddings of the nodes that came after training."""
-        new = self._grown()
-        if self.autoencoder is None:
-            raise FederationError(f"{self.name} has no autoencoder: it was lost while it trained")
-        return NodeEmbeddings(self._protected(self.autoencoder.encode(new)[self._old :]), 0.0)
-
-    def predict_new(self, received: GlobalRows) -> Nothing:
-        """Class probabilities of the new nodes, kept here in `predicted`."""
-        new = self._grown()
-        own = self.own_weights()
-        self.local.load(received.weights if own is None else own)
-        old = self.best_rows
-        if old is None:
-            old = received.rows.new_zeros(self._old, received.rows.shape[1])
-        rows = torch.cat([old.cpu(), received.rows]).to(self.local.device)
-        hops = [whole_graph_hop(new).to(self.local.device)] * len(self.local.model.layers)
-        self.local.model.eval()
-        with torch.no_grad():
-            scores = self.local.model(Features(new.x.to(self.local.device)), hops, None, rows)
-        self.predicted = torch.softmax(scores[self._old :], dim=1).cpu()
-        return Nothing()
-
-    @property
-    def _old(self) -> int:
-        return self.graph.num_nodes
-
-    def _grown(self) -> Graph:
-        if self.grown is None:
-            raise FederationError(f"{self.name} has no new nodes: give it some by add_nodes")
-        return self.grown
-
     def remembered(self) -> dict[str, Tensor]:
         known = {} if self.best_rows is None else {"rows": self.best_rows}
         if self.autoencoder is not None and not self.settings.autoencoder_rounds:
@@ -450,21 +292,14 @@ class Silo(fedavg.Silo):
 
     # Saving
 
-    def state(self) -> dict[str, Tensor]:
-        saved = {**super().state(), **self.best.state(), "noise": self._noise.stream.get_state()}
-        if self.autoencoder is not None:
-            saved.update(self.autoencoder.state())
-        if self.best_rows is not None:
-            saved["best rows"] = self.best_rows
-        return saved
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        super().restore(state)
-        self.best.restore(state)
-        self._noise.stream.set_state(state["noise"])
-        if any(key.startswith("autoencoder/") for key in state):
-            self._autoencoder().restore(state)
-        self.best_rows = state.get("best rows")
+    def parts(self) -> Mapping[str, Part]:
+        return {
+            **super().parts(),
+            "best": self.best,
+            "noise": self._noise.stream,
+            "autoencoder": Late(self.autoencoder, lambda _: self._autoencoder()),
+            "rows": Values(self, best_rows=Tensor),
+        }
 
 
 def noised(rows: Tensor, clip: float, noise: float, source: HidingNoise) -> Tensor:
@@ -481,143 +316,16 @@ def noised(rows: Tensor, clip: float, noise: float, source: HidingNoise) -> Tens
 
 
 @dataclass
-class Memory(fedavg.Training):
-    """The server's memory, the same for all phases; what is kept per silo goes by its name.
+class Memory(GraphMemory):
+    """The server's memory, the same for all phases.
 
-    module, optimizer: the learned graph's weights and its optimiser's moments.
-    dropping: where the random stream of the server's dropout stands.
-    neighbours: whom each node has chosen when they were last searched, silo after silo.
     best_rows, best_module, best_neighbours: Z_glob, module and neighbours of the best round.
     """
 
     autoencoder: dict[str, Tensor] = field(default_factory=dict)
-    embeddings: dict[str, Tensor] = field(default_factory=dict)
-    module: dict[str, Tensor] = field(default_factory=dict)
-    optimizer: dict[str, Tensor] = field(default_factory=dict)
-    dropping: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.uint8))
-    neighbours: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     best_rows: dict[str, Tensor] = field(default_factory=dict)
     best_module: dict[str, Tensor] = field(default_factory=dict)
     best_neighbours: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
-
-
-class GlobalModule:
-    """The learned graph of all silos that have sent embeddings, and how it learns."""
-
-    def __init__(self, settings: FedGGRSettings, memory: Memory) -> None:
-        self._settings, self._memory = settings, memory
-        self.module = LearnedGraph(
-            settings.embedding,
-            settings.global_hidden,
-            settings.global_width,
-            None,
-            background=settings.background,
-        )
-        copies = {key: value.clone() for key, value in memory.module.items()}
-        self.module.load_state_dict(copies, assign=True)
-        self._optimizer = Optimizer(
-            settings.optimizer, self.module.parameters(), settings.lr, settings.weight_decay
-        )
-        if memory.optimizer:
-            self._optimizer.restore(memory.optimizer)
-        self._pairs: Pairs | None = None
-        self._rows: Tensor | None = None
-        self._dropout = torch.Generator()
-        self._dropout.set_state(memory.dropping)
-
-    @property
-    def embeddings(self) -> Tensor:
-        """E: all silos' embeddings, one below the other."""
-        return torch.cat(list(self._memory.embeddings.values()))
-
-    def search(self, due: bool) -> bool:
-        """Choose every node's neighbours anew if that is due; whether it was done."""
-        memory, embeddings = self._memory, self.embeddings
-        if due or len(memory.neighbours) != len(embeddings):
-            with torch.no_grad():
-                points = self.module.points(embeddings)
-            if not bool(torch.isfinite(points).all()):
-                raise FederationError("the learned graph diverged; try a smaller lr")
-            # What was found before is nearly what will be: a search that starts from it is short.
-            memory.neighbours = chosen_neighbours(points, self._settings, memory.neighbours)
-            self._pairs = None
-            return True
-        return False
-
-    def rows(self) -> dict[str, Tensor]:
-        """Z_glob (Eq. 8), by silo; what it took is kept for `learn`."""
-        if self._pairs is None:
-            self._pairs = Pairs(self._memory.neighbours)
-        with torch.set_grad_enabled(not self._settings.global_dropout):
-            self._rows = self.module(self.embeddings, self._pairs)
-        return self._by_silo(self._rows.detach())
-
-    def training_rows(self) -> dict[str, Tensor]:
-        """The rows to learn from, where dropout makes them others than `rows`; else none."""
-        rate = self._settings.global_dropout
-        if not rate or self._pairs is None:
-            return {}
-        self._rows = self.module(self.embeddings, self._pairs, rate, self._dropout)
-        return self._by_silo(self._rows.detach())
-
-    def _by_silo(self, rows: Tensor) -> dict[str, Tensor]:
-        counts = [len(each) for each in self._memory.embeddings.values()]
-        # Clones: a view would keep, and save, all of the matrix for each silo.
-        parts = [each.clone() for each in torch.split(rows, counts)]
-        return dict(zip(self._memory.embeddings, parts, strict=True))
-
-    def learn(self, gradients: Mapping[str, Tensor]) -> None:
-        """One step down the silos' gradients, weighted |V_i| / |V|; a lost one's is zero."""
-        if self._rows is None:
-            raise FederationError("there are no rows to learn from")
-        total = len(self._rows)
-        parts = []
-        for name, known in self._memory.embeddings.items():
-            gradient = gradients.get(name)
-            if gradient is None:
-                parts.append(self._rows.new_zeros(len(known), self._rows.shape[1]))
-                continue
-            check_rows(name, "gradients", gradient, len(known), self._rows.shape[1])
-            parts.append(gradient * (len(known) / total))
-        self._optimizer.clear()
-        self._rows.backward(torch.cat(parts))  # type: ignore[no-untyped-call]  # torch's
-        self._optimizer.step()
-        self._rows = None
-
-    def save(self) -> None:
-        """Put what changed into the server's memory."""
-        self._memory.module = dict(self.module.named_parameters())
-        self._memory.optimizer = self._optimizer.state()
-        self._memory.dropping = self._dropout.get_state()
-
-    def crossing(self) -> float:
-        """The share of learned edges whose ends lie in different silos."""
-        counts = [len(each) for each in self._memory.embeddings.values()]
-        silo = torch.repeat_interleave(torch.tensor(counts))
-        others = self._memory.neighbours[:, 1:]
-        if not others.numel():
-            return 0.0
-        return float((silo[others] != silo[:, None]).float().mean())
-
-
-def chosen_neighbours(points: Tensor, settings: FedGGRSettings, guess: Tensor) -> Tensor:
-    """Each node and its k nearest others, by the search that the settings name."""
-    if settings.search == "index":
-        return indexed_neighbours(points, settings.neighbours)
-    return nearest_neighbours(points, settings.neighbours, guess)
-
-
-def check_rows(silo: str, what: str, rows: Tensor, count: int | None, width: int) -> None:
-    """Refuse rows of another shape or type than agreed, or that are NaN or infinite."""
-    fits = rows.dim() == 2 and rows.shape[1] == width and rows.dtype == torch.float32
-    if not fits or len(rows) != (len(rows) if count is None else count):
-        expected = (count if count is not None else "nodes", width)
-        raise FederationError(
-            f"{silo} sent {what} as {tuple(rows.shape)} of {rows.dtype}, expected {expected} of "
-            "torch.float32"
-        )
-    if not bool(torch.isfinite(rows).all()):
-        raise FederationError(f"{silo} sent {what} that are NaN or infinite")
 
 
 def server(silos: Federation[Silo], settings: FedGGRSettings) -> dict[str, Tensor] | None:
@@ -634,7 +342,7 @@ def learn(silos: Federation[Silo], settings: FedGGRSettings) -> Memory:
         memory.module = initial_module(silos, settings)
         memory.dropping = silos.stream("global dropout").get_state()
         pretrain(silos, settings, memory)
-    train_rounds(silos, settings, memory)
+    split_rounds(silos, settings, memory)
     if settings.aggregation != "fedper":
         silos.note(memory.best_round, selected=1.0)
         if settings.global_width:
@@ -698,65 +406,50 @@ def collect_embeddings(
     return sum(reply.loss for reply in arrived.values()) / max(1, len(arrived))
 
 
-def train_rounds(silos: Federation[Silo], settings: FedGGRSettings, memory: Memory) -> None:
+def split_rounds(silos: Federation[Silo], settings: FedGGRSettings, memory: Memory) -> None:
     """Rounds of split learning, each round's weights and rows offered to the selection."""
     module: GlobalModule | None = None
     rows: dict[str, Tensor] = {}
-    dropped: dict[str, Tensor] = {}
-    for number in silos.rounds(settings.rounds, memory):
+    as_offered: dict[str, Tensor] = {}
+
+    def make_rows(number: int) -> GlobalModule | None:
+        """Rows of round `number`, on neighbours that are searched anew when it is due."""
+        nonlocal module, rows, as_offered
         if settings.global_width:
             module = module or GlobalModule(settings, memory)
-            missing = [name for name in silos.names if name not in memory.embeddings]
-            if missing:
-                collect_embeddings(silos, settings, memory, missing)
-            rows = global_rows(silos, module, settings, number)
-            dropped = module.training_rows()
+            if module.search((number - 1) % settings.refresh == 0):
+                silos.note(number - 1, crossing_edges=module.crossing())
+            rows, as_offered = module.rows(), module.weights()
+        return module
+
+    def one_round(number: int) -> Round:
+        missing = [name for name in silos.names if name not in memory.embeddings]
+        if settings.global_width and missing:
+            collect_embeddings(silos, settings, memory, missing)
+        learner = make_rows(number)
+        dropped = {} if learner is None else learner.training_rows()
         messages = _rows_for(silos, settings, memory.weights, rows, dropped)
         updates = silos.ask_each(Silo.train_split, messages).enough(settings.min_silos)
-        accuracy = share_right(
-            {name: (u.validation_right, u.validation_nodes) for name, u in updates.items()}
-        )
-        offer(memory, number - 1, rows, accuracy)
-        silos.note(number - 1, validation_accuracy=accuracy)
-        trained = sum(update.training_nodes for update in updates.values())
-        loss = sum(update.loss * update.training_nodes for update in updates.values()) / trained
-        silos.note(number, training_loss=loss)
-        memory.weights = weighted_mean(
+        weights = weighted_mean(
             {name: update.weights for name, update in updates.items()},
             {name: importance(update, settings) for name, update in updates.items()},
             like=memory.weights,
         )
-        if module is not None:
-            module.learn({name: update.gradient for name, update in updates.items()})
-            module.save()
-        memory.done = number
-        if memory.waited(settings.patience):
-            silos.finish()
-    if settings.global_width:
-        module = module or GlobalModule(settings, memory)
-        rows = global_rows(silos, module, settings, memory.done + 1)
-    messages = _rows_for(silos, settings, memory.weights, rows)
-    finals = silos.ask_each(Silo.validate_split, messages).enough(settings.min_silos)
-    accuracy = share_right({name: (v.right, v.nodes) for name, v in finals.items()})
-    offer(memory, memory.done, rows, accuracy)
-    silos.note(memory.done, validation_accuracy=accuracy)
+        if learner is not None:
+            learner.learn({name: update.gradient for name, update in updates.items()})
+        return Round(weights, validated(updates), mean_loss(updates))
 
+    def validate() -> dict[str, tuple[int, int]]:
+        make_rows(memory.done + 1)
+        messages = _rows_for(silos, settings, memory.weights, rows)
+        finals = silos.ask_each(Silo.validate_split, messages).enough(settings.min_silos)
+        return {name: (each.right, each.nodes) for name, each in finals.items()}
 
-def global_rows(
-    silos: Federation[Silo], module: GlobalModule, settings: FedGGRSettings, number: int
-) -> dict[str, Tensor]:
-    """The rows of round `number`, on neighbours that are searched anew when it is due."""
-    if module.search((number - 1) % settings.refresh == 0):
-        silos.note(number - 1, crossing_edges=module.crossing())
-    return module.rows()
-
-
-def offer(memory: Memory, number: int, rows: Mapping[str, Tensor], accuracy: float) -> None:
-    """Consider what stood after round `number`: the silos' side, and the rows that go with it."""
-    memory.offer(number, memory.weights, accuracy)
-    if memory.best_round == number:
+    def keep_rows() -> None:
         memory.best_rows, memory.best_neighbours = dict(rows), memory.neighbours
-        memory.best_module = {key: value.detach().clone() for key, value in memory.module.items()}
+        memory.best_module = as_offered
+
+    train_rounds(silos, settings, memory, one_round, validate, keep_rows)
 
 
 def importance(update: SplitUpdate, settings: FedGGRSettings) -> float:
@@ -782,27 +475,6 @@ def _rows_for(
     }
 
 
-def predict_new(
-    silos: Federation[Silo], settings: FedGGRSettings, memory: Memory, names: Sequence[str]
-) -> None:
-    """Let silos predict nodes that came after training (`Silo.add_nodes`).
-
-    The new nodes are encoded and uploaded, choose their neighbours among all nodes, old and new,
-    and get their rows from the best round's module; the old nodes' choices stay as they are.
-    """
-    replies = silos.ask(Silo.share_new_embeddings, Nothing(), names).enough(1)
-    for name, reply in replies.items():
-        check_rows(name, "embeddings", reply.embeddings, None, settings.embedding)
-    new = torch.cat([reply.embeddings for reply in replies.values()])
-    rows = new_rows(settings, remembered(memory), new)
-    parts = torch.split(rows, [len(reply.embeddings) for reply in replies.values()])
-    messages = {
-        name: GlobalRows(memory.best, part.clone(), part[:0])
-        for name, part in zip(replies, parts, strict=True)
-    }
-    silos.ask_each(Silo.predict_new, messages).enough(1)
-
-
 def remembered(memory: Memory) -> dict[str, Tensor]:
     """What the server needs again for new nodes."""
     return {
@@ -811,25 +483,6 @@ def remembered(memory: Memory) -> dict[str, Tensor]:
         **{f"module/{key}": value.detach() for key, value in memory.best_module.items()},
         **{f"autoencoder/{key}": value for key, value in memory.autoencoder.items()},
     }
-
-
-def new_rows(settings: FedGGRSettings, known: Mapping[str, Tensor], new: Tensor) -> Tensor:
-    """Rows of Z_glob of nodes that came after training, from their embeddings."""
-    module = LearnedGraph(
-        settings.embedding,
-        settings.global_hidden,
-        settings.global_width,
-        None,
-        background=settings.background,
-    )
-    module.load_state_dict(under("module/", known), assign=True)
-    old = known["embeddings"]
-    everyone = torch.cat([old, new])
-    with torch.no_grad():
-        points = module.points(everyone)
-        chosen = inserted(points, known["neighbours"], settings.neighbours)
-        rows: Tensor = module(everyone, Pairs(chosen))[len(old) :]
-    return rows
 
 
 def predict_silo(
@@ -863,23 +516,6 @@ def predict_silo(
             f"what the run remembers of {silo}'s nodes does not fit its settings: {error}"
         ) from error
     return predict(model, graph, rows)
-
-
-def inserted(points: Tensor, neighbours: Tensor, k: int) -> Tensor:
-    """The first nodes' neighbours as they are, and below them those of the rest, among all.
-
-    Where there were too few nodes for k neighbours each, the first ones name themselves once more.
-    """
-    old = len(neighbours)
-    k = min(k, len(points) - 1)
-    found = []
-    for start in range(old, len(points), TILE):
-        itself = torch.arange(start, min(start + TILE, len(points)))[:, None]
-        similar = (points[start : start + TILE] @ points.T).scatter_(1, itself, -math.inf)
-        found.append(torch.cat([itself, similar.topk(k, dim=1).indices], dim=1))
-    room = k + 1 - neighbours.shape[1]
-    again = torch.arange(old)[:, None].expand(-1, room)
-    return torch.cat([torch.cat([neighbours, again], dim=1), *found])
 
 
 # What it reveals

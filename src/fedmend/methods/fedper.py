@@ -7,37 +7,28 @@ and in the end the whole model (shared and personal) that did best on its own va
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from fedmend.config import setting
 from fedmend.errors import SettingsError
 from fedmend.federation import Federation
 from fedmend.graph import Graph
 from fedmend.methods import fedavg
 from fedmend.methods.fedavg import Update, Validation, Weights
-from fedmend.models.backbones import build, layer_of
-from fedmend.training.selection import OwnBest
-from fedmend.training.streams import stream
+from fedmend.training.personal import PersonalSettings, Shared, all_but_last, chosen, first_weights
+from fedmend.training.selection import OwnBest, Training
+from fedmend.training.state import Part
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPerSettings(fedavg.FedAvgSettings):
+class FedPerSettings(fedavg.FedAvgSettings, PersonalSettings):
     """FedAvg's settings and how much of the model is personal."""
 
-    personal_layers: int = setting(1, "last layers that stay with the silo", low=0)
-
-
-def is_shared(key: str, settings: FedPerSettings) -> bool:
-    """Whether a weight belongs to the shared layers, as what stands before the first one does."""
-    number = layer_of(key)
-    return number is None or number < settings.layers - settings.personal_layers
-
-
-def shared(weights: Mapping[str, Tensor], settings: FedPerSettings) -> dict[str, Tensor]:
-    """The shared layers' weights."""
-    return {key: value for key, value in weights.items() if is_shared(key, settings)}
+    @property
+    def shared(self) -> Shared:
+        """Which weights all silos share."""
+        return all_but_last(self.layers, self.personal_layers)
 
 
 class Silo(fedavg.Silo):
@@ -47,46 +38,32 @@ class Silo(fedavg.Silo):
 
     def __init__(self, name: str, graph: Graph, settings: FedPerSettings, seed: int) -> None:
         super().__init__(name, graph, settings, seed)
-        # Personal layers start alike everywhere: drawn from the run's seed, never sent.
-        model = build(self.local.model.shape, stream(seed, "server", "initial weights"))
-        self.local.load({key: value.detach() for key, value in model.named_parameters()})
+        self.local.load(first_weights(self.local.model.shape, seed))
         self.best = OwnBest()
 
     def train(self, received: Weights) -> Update:
-        checked = self.validate(received)
-        loss = self.local.train()
-        sent = shared(self.local.weights(), self.settings)
-        return Update(sent, len(self.local.train_nodes), loss, checked.right, checked.nodes)
+        update = super().train(received)
+        return replace(update, weights=chosen(update.weights, self.settings.shared))
 
     def validate(self, received: Weights) -> Validation:
-        self.local.load(received.weights)
-        right, nodes = self.local.validate()
-        self.best.offer(self.local.weights(), right, nodes)
-        return Validation(right, nodes)
+        found = super().validate(received)
+        self.best.offer(self.local.weights(), found.right, found.nodes)
+        return found
 
     def own_weights(self) -> dict[str, Tensor]:
         return self.best.weights
 
-    def state(self) -> dict[str, Tensor]:
-        return {**super().state(), **self.best.state()}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        super().restore(state)
-        self.best.restore(state)
+    def parts(self) -> Mapping[str, Part]:
+        return {**super().parts(), "best": self.best}
 
 
 def server(silos: Federation[fedavg.Silo], settings: FedPerSettings) -> None:
     """FedAvg of the shared layers; the result is a model per silo."""
-    if not 0 <= settings.personal_layers < settings.layers:
-        raise SettingsError(
-            f"personal_layers={settings.personal_layers} leaves nothing to share of "
-            f"layers={settings.layers}; use method 'local' for that"
-        )
     weights = fedavg.initial_weights(silos, settings)
-    sent = shared(weights, settings)
+    sent = chosen(weights, settings.shared)
     if settings.personal_layers and len(sent) == len(weights):
         raise SettingsError(
             f"backbone {settings.backbone!r} does not say which layers are its last, so that none "
             "can be personal: keep them in self.layers, a torch.nn.ModuleList"
         )
-    fedavg.train_shared(silos, settings, sent)
+    fedavg.average_rounds(silos, settings, Training(sent))

@@ -1,7 +1,6 @@
 """FedProx: FedAvg whose silos are held near the shared weights (Li et al., MLSys 2020).
 
-Each silo adds (mu / 2) |w - w_shared|^2 to its loss; only the gradient of that term, mu (w -
-w_shared), is ever needed. With mu = 0 it is FedAvg to the bit.
+The pull is in `training/proximal.py`. With mu = 0 this is FedAvg to the bit.
 """
 
 from __future__ import annotations
@@ -11,30 +10,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedmend.config import setting
 from fedmend.methods import fedavg
-from fedmend.methods.fedavg import Update, Weights
-from fedmend.models.backbones import Backbone
 from fedmend.training.local import AdjustGradients
+from fedmend.training.proximal import ProximalSettings, Pull
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProxSettings(fedavg.FedAvgSettings):
+class FedProxSettings(fedavg.FedAvgSettings, ProximalSettings):
     """FedAvg's settings and the pull towards the shared weights."""
-
-    mu: float = setting(0.01, "pull towards the shared weights", low=0.0)
-
-
-def pull_towards(shared: Mapping[str, Tensor], mu: float) -> AdjustGradients:
-    """Adds the gradient of (mu / 2) |w - w_shared|^2 to a model's gradients."""
-
-    def pull(model: Backbone) -> None:
-        for key, parameter in model.named_parameters():
-            if parameter.grad is not None and key in shared:
-                towards = shared[key].to(parameter.device)
-                parameter.grad.add_(parameter.detach() - towards, alpha=mu)
-
-    return pull
 
 
 class Silo(fedavg.Silo):
@@ -42,11 +25,8 @@ class Silo(fedavg.Silo):
 
     settings: FedProxSettings
 
-    def train(self, received: Weights) -> Update:
-        self.local.load(received.weights)
-        right, nodes = self.local.validate()
-        loss = self.local.train(pull_towards(received.weights, self.settings.mu))
-        return Update(self.local.weights(), len(self.local.train_nodes), loss, right, nodes)
+    def adjust(self, received: Mapping[str, Tensor]) -> AdjustGradients:
+        return Pull(received, self.settings.mu)
 
 
 server = fedavg.server

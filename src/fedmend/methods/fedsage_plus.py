@@ -61,7 +61,7 @@ from fedmend.errors import FederationError
 from fedmend.federation import Federation, Nothing, Schema, message
 from fedmend.graph import Graph
 from fedmend.mending.exchange import ExchangingSilo, exchange, note_loss, say_if_two
-from fedmend.mending.generator import NeighbourGenerator
+from fedmend.mending.generator import Generated, NeighbourGenerator
 from fedmend.mending.graph import copies_of_isolated, mended, mended_hops, without_nodes
 from fedmend.mending.reconstruction import lost_neighbour_loss, own_row_loss
 from fedmend.methods import fedavg
@@ -69,11 +69,14 @@ from fedmend.models.backbones import ModelShape, build
 from fedmend.models.features import Features, MendedFeatures
 from fedmend.privacy.ledger import Kind
 from fedmend.training.local import LocalTraining
+from fedmend.training.selection import Training
+from fedmend.training.settings import QuorumSettings, TrainingSettings
+from fedmend.training.state import Late, Part, Values, under
 from fedmend.training.streams import stream
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeighGenSettings(fedavg.FedAvgSettings):
+class NeighGenSettings(TrainingSettings, QuorumSettings):
     """How a silo's generator is built and trained on its own graph."""
 
     neighbours: int = setting(5, "most neighbours generated for a node (k)", low=0, high=100)
@@ -113,8 +116,8 @@ class NeighGenSettings(fedavg.FedAvgSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedSagePlusSettings(NeighGenSettings):
-    """NeighGen's settings and those of the exchange."""
+class FedSagePlusSettings(NeighGenSettings, fedavg.FedAvgSettings):
+    """NeighGen's settings, FedAvg's, and those of the exchange."""
 
     generator_rounds: int = setting(10, "rounds of the exchange between generators", low=0)
     alpha: float = setting(0.1, "weight of the other silos' nodes in Eq. (6)", low=0.0)
@@ -176,16 +179,15 @@ class NeighGen(NeighbourGenerator):
         return self.settings.class_weight * F.cross_entropy(scores, graph.y[nodes])
 
     @torch.no_grad()
-    def generate(self) -> tuple[Tensor, Tensor]:
-        """The neighbours that the silo's nodes miss, and the node each belongs to (Eq. 3)."""
+    def generate(self) -> Generated:
+        """The neighbours that the silo's nodes miss (Eq. 3)."""
         hops = [whole_graph_hop(self.graph)] * len(self.encoder.layers)
         z = torch.relu(self.encoder(Features(self.graph.x), hops))
         counts = self.rounded(self.number(z), self.graph.degree)
         if self.settings.noise_in_mending:
             noise = torch.randn(z.shape, generator=self._mending_noise)
             z = z + self.settings.noise * noise
-        made, owner = self.head(z, counts)
-        return made, owner
+        return Generated(*self.head(z, counts))
 
 
 def _encoder_shape(graph: Graph, settings: NeighGenSettings) -> ModelShape:
@@ -255,7 +257,7 @@ class Mending(ExchangingSilo):
         self._generator: NeighGen | None = None
         if self.settings.generator == "learned":
             self._generator = NeighGen(self.name, self.graph, self.settings, self.seed)
-        self.generated: tuple[Tensor, Tensor] | None = None
+        self.generated: Generated | None = None
 
     @property
     def learner(self) -> NeighGen:
@@ -278,21 +280,25 @@ class Mending(ExchangingSilo):
         """Generate the missing neighbours, and train on the mended graph from now on."""
         if self.generated is None:
             self.generated = self._generate()
-        self._train_on(self._mended_by(*self.generated))
-        return Mended(len(self.generated[1]))
+        self._train_on_mended()
+        return Mended(len(self.generated.owner))
 
-    def _generate(self) -> tuple[Tensor, Tensor]:
+    def _generate(self) -> Generated:
         settings = self.settings
         if settings.generator == "copy":
-            return copies_of_isolated(self.graph, settings.least_degree, settings.neighbours)
+            most = settings.neighbours
+            return Generated(*copies_of_isolated(self.graph, settings.least_degree, most))
         if self.learner.trained:
             return self.learner.generate()
-        return torch.zeros(0, self.graph.num_features), torch.zeros(0, dtype=torch.int64)
+        return Generated(torch.zeros(0, self.graph.num_features), torch.zeros(0, dtype=torch.int64))
 
-    def _mended_by(self, features: Tensor, owner: Tensor) -> Graph:
-        """The graph with its generated neighbours, once and for all; the generator is forgotten."""
-        self._generator = None
-        return mended(self.graph, owner, features)
+    def _train_on_mended(self) -> None:
+        """Train on the graph with its generated neighbours; the generator is forgotten."""
+        if self.generated is None:
+            self._train_on(self.graph)
+        else:
+            self._generator = None
+            self._train_on(mended(self.graph, self.generated.owner, self.generated.rows))
 
     def _train_on(self, graph: Graph) -> None:
         before, own = self.local, self.graph.num_nodes
@@ -304,27 +310,29 @@ class Mending(ExchangingSilo):
         self.local.load(before.weights())
 
     def generated_neighbours(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        return None if self.generated is None else (*self.generated, self.graph.x)
+        made = self.generated
+        return None if made is None else (made.rows, made.owner, self.graph.x)
 
     def mended_graph(self) -> Graph | None:
         return None if self.generated is None else self.local.graph
 
-    def state(self) -> dict[str, Tensor]:
-        """Besides the classifier, the generator while it learns, then only what it generated."""
-        if self.generated is None:
-            learned = {} if self._generator is None else self._generator.state()
-            return {**super().state(), **learned}
-        features, owner = self.generated
-        return {**super().state(), "generated features": features, "generated for": owner}
+    # Saving: besides the classifier, the generator while it learns, then only what it generated
+
+    def parts(self) -> Mapping[str, Part]:
+        return {
+            **super().parts(),
+            "generated": self._kept,
+            "generator": Late(self._generator, lambda _: self.learner),
+        }
+
+    @property
+    def _kept(self) -> Values:
+        return Values(self, generated=Generated)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        if "generated for" in state:
-            self.generated = state["generated features"], state["generated for"]
-            self._train_on(self._mended_by(*self.generated))
-        else:
-            if self._generator is not None:
-                self._generator.restore(state)
-            self._train_on(self.graph)
+        # First the graph that is trained on: what else is saved belongs to the training on it.
+        self._kept.restore(under("generated/", state))
+        self._train_on_mended()
         super().restore(state)
 
 
@@ -344,7 +352,7 @@ class Silo(Mending, fedavg.Silo):
 
 def server(silos: Federation[Silo], settings: FedSagePlusSettings) -> dict[str, Tensor]:
     """Generators alone, then in exchange; mending; FedAvg of the classifier."""
-    state = fedavg.Training(fedavg.initial_weights(silos, settings))
+    state = Training(fedavg.initial_weights(silos, settings))
     if settings.neighbours:
         if settings.generator == "learned":
             learn_alone(silos, settings, state)
@@ -353,7 +361,7 @@ def server(silos: Federation[Silo], settings: FedSagePlusSettings) -> dict[str, 
                 say_if_two(silos)
                 exchange(silos, number, settings.min_silos, settings.min_batch)
         mend_all(silos, settings, state)
-    fedavg.train_rounds(silos, settings, state)
+    fedavg.average_rounds(silos, settings, state)
     silos.note(state.best_round, selected=1.0)
     return state.best
 

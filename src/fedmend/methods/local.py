@@ -14,17 +14,18 @@ from torch import Tensor
 
 from fedmend.federation import Federation, Nothing, Schema, SiloBase, message
 from fedmend.graph import Graph
-from fedmend.models.backbones import build
 from fedmend.privacy.ledger import Kind
 from fedmend.training.local import LocalTraining
+from fedmend.training.personal import first_weights
+from fedmend.training.rounds import share_right
 from fedmend.training.selection import OwnBest
-from fedmend.training.settings import TrainingSettings
-from fedmend.training.streams import stream
+from fedmend.training.settings import QuorumSettings, TrainingSettings
+from fedmend.training.state import Part
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSettings(TrainingSettings):
-    """Local training has no settings of its own."""
+class LocalSettings(TrainingSettings, QuorumSettings):
+    """The settings of all training."""
 
 
 @message("local.Progress")
@@ -43,8 +44,7 @@ class Silo(SiloBase):
         super().__init__(name, graph, settings, seed)
         shape = settings.shape(Schema(graph.num_features, graph.label_names))
         self.local = LocalTraining(name, graph, shape, settings, seed)
-        model = build(shape, stream(seed, "server", "initial weights"))
-        self.local.load({key: value.detach() for key, value in model.named_parameters()})
+        self.local.load(first_weights(shape, seed))
         self.best = OwnBest()
 
     def train(self, _: Nothing) -> Progress:
@@ -56,12 +56,8 @@ class Silo(SiloBase):
     def own_weights(self) -> dict[str, Tensor]:
         return self.best.weights
 
-    def state(self) -> dict[str, Tensor]:
-        return {**self.local.state(), **self.best.state()}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.local.restore(state)
-        self.best.restore(state)
+    def parts(self) -> Mapping[str, Part]:
+        return {"local": self.local, "best": self.best}
 
 
 @dataclass
@@ -77,14 +73,13 @@ def server(silos: Federation[Silo], settings: LocalSettings) -> None:
     train_rounds(silos, settings)
 
 
-def train_rounds(silos: Federation[S], settings: TrainingSettings) -> None:
+def train_rounds(silos: Federation[S], settings: LocalSettings) -> None:
     """Every silo trains its own model, round by round."""
     for number in silos.rounds(settings.rounds, Nowhere()):
         replies = silos.ask(Silo.train, Nothing()).enough(settings.min_silos)
-        nodes = sum(reply.validation_nodes for reply in replies.values())
-        right = sum(reply.validation_right for reply in replies.values())
+        found = {name: (r.validation_right, r.validation_nodes) for name, r in replies.items()}
         silos.note(
             number,
             training_loss=sum(reply.loss for reply in replies.values()) / len(replies),
-            validation_accuracy=right / nodes if nodes else 0.0,
+            validation_accuracy=share_right(found),
         )

@@ -16,7 +16,7 @@ from fedmend.methods.fedsage_plus import Mending, NeighGenSettings, learn_alone,
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalPlusSettings(NeighGenSettings):
+class LocalPlusSettings(NeighGenSettings, local.LocalSettings):
     """NeighGen's settings; there is no exchange."""
 
 

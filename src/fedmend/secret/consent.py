@@ -185,14 +185,6 @@ class Consent:
         rows = self._all.rows[self.hears[stage]]
         return torch.from_numpy(np.bincount(rows, minlength=self._nodes))
 
-    def noised_rows(self, stage: str) -> Mask:
-        """Own nodes that hear with noise."""
-        return self._noised_rows[stage]
-
-    def most_noised(self) -> dict[str, int]:
-        """Per stage, in how many noised messages the same own node speaks, at most."""
-        return {stage: route.most_noised for stage, route in self._messages.routes.items()}
-
     # Saving
 
     def state(self) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmend.data.sampling import (
     ALL_NEIGHBOURS,
@@ -30,17 +30,17 @@ from fedmend.models.kernels.by_hand import FullBatch
 from fedmend.models.kernels.loss import Targets, cross_entropy
 from fedmend.training.optimizer import Optimizer
 from fedmend.training.settings import TrainingSettings
-from fedmend.training.state import under
+from fedmend.training.state import Composed, Part
 from fedmend.training.streams import stream
 
 ADDS_UP_FIRST = ("sage", "fused-sage", "gcn")
 """Backbones whose first layer multiplies what a node hears, and not everybody, by its weights."""
 
-AdjustGradients = Callable[[Backbone], None]
+AdjustGradients = Callable[[nn.Module], None]
 """Called between backward pass and step; a method may change the gradients (FedProx does)."""
 
 
-class LocalTraining:
+class LocalTraining(Composed):
     """One silo's model, its optimiser and its random streams, kept for the whole run."""
 
     def __init__(
@@ -272,21 +272,8 @@ class LocalTraining:
 
     # Saving
 
-    def state(self) -> dict[str, Tensor]:
-        """Weights, optimiser and random streams."""
-        saved = {f"weights/{key}": value for key, value in self.weights().items()}
-        saved.update({f"optimizer/{key}": each for key, each in self._optimizer.state().items()})
-        for key, generator in self._streams().items():
-            saved[f"stream/{key}"] = generator.get_state()
-        return saved
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what `state` gave."""
-        self.load(under("weights/", state))
-        self._optimizer = self._new_optimizer()
-        self._optimizer.restore(under("optimizer/", state))
-        for key, generator in self._streams().items():
-            generator.set_state(state[f"stream/{key}"])
+    def parts(self) -> Mapping[str, Part]:
+        return {"weights": self.model, "optimizer": self._optimizer, **self._streams()}
 
     def _streams(self) -> dict[str, torch.Generator]:
         return {
@@ -294,6 +281,10 @@ class LocalTraining:
             "neighbours": self._neighbours,
             "dropout": self._dropout,
         }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self._optimizer = self._new_optimizer()  # in place of one that has been dropped
+        super().restore(state)
 
 
 def _nobody(batch: Tensor, graph: Graph) -> Hop:

@@ -15,8 +15,10 @@ from torch import Tensor
 from fedmend.config import setting
 from fedmend.federation import Federation, message
 from fedmend.methods import Method, fedavg
-from fedmend.methods.fedavg import FedAvgSettings, Training, Validation, Weights
+from fedmend.methods.fedavg import FedAvgSettings, Weights
 from fedmend.privacy.ledger import Kind
+from fedmend.training.rounds import Round, train_rounds, validated
+from fedmend.training.selection import Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,24 +57,17 @@ def middle(values: list[Tensor], keep: int) -> Tensor:
 def server(silos: Federation[Silo], settings: FedMedianSettings) -> dict[str, Tensor]:
     """Rounds of training and taking the middle; gives the weights that did best in validation."""
     state = Training(fedavg.initial_weights(silos, settings))
-    for number in silos.rounds(settings.rounds, state):
+
+    def one_round(_: int) -> Round:
         moved = silos.ask(Silo.move, Weights(state.weights)).enough(settings.min_silos)
-        counts = {
-            name: (each.validation_right, each.validation_nodes) for name, each in moved.items()
-        }
-        accuracy = fedavg.share_right(counts)
-        state.offer(number - 1, state.weights, accuracy)
-        silos.note(number - 1, validation_accuracy=accuracy)
-        silos.note(number, training_loss=sum(each.loss for each in moved.values()) / len(moved))
-        state.weights = {
+        weights = {
             key: value + middle([each.by[key] for each in moved.values()], settings.keep)
             for key, value in state.weights.items()
         }
-        state.done = number
-    finals: dict[str, Validation] = silos.ask(Silo.validate, Weights(state.weights)).enough(1)
-    accuracy = fedavg.share_right({name: (v.right, v.nodes) for name, v in finals.items()})
-    state.offer(state.done, state.weights, accuracy)
-    silos.note(state.done, validation_accuracy=accuracy)
+        loss = sum(each.loss for each in moved.values()) / len(moved)
+        return Round(weights, validated(moved), loss)
+
+    train_rounds(silos, settings, state, one_round, lambda: fedavg.test(silos, settings, state))
     silos.note(state.best_round, selected=1.0)
     return state.best
 
