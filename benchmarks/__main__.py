@@ -22,14 +22,14 @@ NAMES = {
     "growth": "seconds and memory from 10 thousand to a million nodes",
     "startup": "how quickly the command line answers",
     "sampling": "the neighbour sampler beside a plain loop",
-    "dense_products": "products by oneDNN beside MKL's, and runs with both",
+    "kernels": "whole runs with each kernel and without it",
     "deployment": "a server and silos as processes, beside the in-process engine",
 }
 
 # Options that only some benchmarks heed: ignoring one in silence would mislead.
 HEEDED = {
     "set": ("growth",),
-    "datasets": ("speed", "hifgl_speed"),
+    "datasets": ("speed", "hifgl_speed", "kernels"),
 }
 
 

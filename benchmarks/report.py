@@ -545,47 +545,24 @@ def _sampling(result: Result, _: Result) -> list[str]:
     ]
 
 
-def _dense_products(result: Result, _: Result) -> list[str]:
-    products = [row for row in result["rows"] if "shape" in row]
-    runs = [row for row in result["rows"] if "run" in row]
+def _kernels(result: Result, _: Result) -> list[str]:
     return [
-        "torch multiplies by MKL, which on processors of other makers uses half of AVX-512's width."
-        " There fedmend gives large products to oneDNN, which is part of torch too. Both take turns"
-        f" in one process with one thread; medians of {result['settings']['repeats']} (runs: half "
-        "as many).\n",
+        "Whole commands, one thread, each line a process of its own; the same command with every "
+        "kernel is the measure, and both take turns. Processor time (user and system, the start of "
+        "the program included) as a multiple of it: above 1 the kernel wins. A kernel stays where "
+        "it wins 10% or more of some whole run.\n",
         table(
-            [
-                "product",
-                "rows x inner x columns",
-                "MKL, GFLOPS",
-                "oneDNN",
-                "gradient: MKL",
-                "oneDNN",
-            ],
+            ["command", "without", "turns", "processor time, s", "x with it", "MB"],
             [
                 [
-                    row["what"],
-                    " x ".join(str(each) for each in row["shape"]),
-                    *(
-                        f"{row['billions'] / seconds:.0f}"
-                        for kind in ("forward", "weights")
-                        for seconds in reversed(row[kind])
-                    ),
+                    f"{row['what']}: `{row['command']}`" if not row["without"] else "",
+                    row["without"] or "(with all)",
+                    str(row["turns"]),
+                    f"{row['cpu']:.2f}",
+                    f"{row['cpu_x']:.2f}",
+                    f"{row['mb']:.0f}",
                 ]
-                for row in products
-            ],
-        ),
-        "Short runs, five Louvain silos:\n",
-        table(
-            ["run", "MKL, s", "oneDNN, s", "ratio"],
-            [
-                [
-                    f"{NAMES.get(row['method'], row['method'])}, {NAMES[row['dataset']]}",
-                    f"{row['run'][1]:.2f}",
-                    f"{row['run'][0]:.2f}",
-                    f"{row['run'][0] / row['run'][1]:.2f}",
-                ]
-                for row in runs
+                for row in result["rows"]
             ],
         ),
     ]
@@ -672,6 +649,6 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "growth": ("Growth", _growth),
     "startup": ("Start-up", _startup),
     "sampling": ("Neighbour sampling", _sampling),
-    "dense_products": ("Dense products", _dense_products),
+    "kernels": ("Kernels", _kernels),
     "deployment": ("Deployment", _deployment),
 }

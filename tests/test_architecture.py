@@ -153,3 +153,24 @@ def test_no_module_uses_pickle_to_read() -> None:
             assert "import pickle" not in source, module
             assert "torch.load(" not in source, module
             assert "allow_pickle=True" not in source, module
+
+
+def test_nobody_sets_environment_variables() -> None:
+    """They are the whole process's; `tracking` takes back what wandb has no other switch for."""
+    setting = {
+        module
+        for module, path in FILES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (
+            isinstance(node, ast.Subscript)
+            and not isinstance(node.ctx, ast.Load)
+            and ast.unparse(node.value) == "os.environ"
+        )
+        or (
+            isinstance(node, ast.Attribute)
+            and ast.unparse(node)
+            in {f"os.environ.{name}" for name in ("setdefault", "update", "pop", "clear")}
+            | {"os.putenv", "os.unsetenv"}
+        )
+    }
+    assert setting == {"fedmend.runs.tracking"}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedmend.data.partition import Partition
@@ -22,7 +23,6 @@ from fedmend.graph import Graph
 from fedmend.methods.fedavg import FedAvgSettings, Silo, Update, Weights
 from fedmend.models.backbones import build
 from fedmend.models.features import Features
-from fedmend.models.kernels.loss import cross_entropy
 from fedmend.runs.train import POOLED, train
 from fedmend.training.rounds import importances, share_right
 from fedmend.training.streams import stream
@@ -77,7 +77,7 @@ def centralised(
                 scores = model(Features(GRAPH.x[needed]), hops, dropout)
             else:
                 scores = model(features, hops_from_everybody(GRAPH, batch, 2, draw), dropout)
-            loss = cross_entropy(scores, GRAPH.y[batch])
+            loss = F.cross_entropy(scores, GRAPH.y[batch])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's
             optimizer.step()

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedmend.data.sampling import Hop
 from fedmend.models.features import Features
 from fedmend.models.kernels.dense import product
-from fedmend.models.kernels.sparse import SparseMatrix, sum_of_products, weighted_product
+from fedmend.models.kernels.sparse import SparseMatrix
 
 Rule = Literal["mean", "gcn", "closed-mean"]
 
@@ -71,11 +71,9 @@ def heard_through(
             return _plus(_kept_combination(h, matrix, hop, rule) @ weight, bias)
         if h.combined_first or (hop.rows * 2 <= hop.sources and not h.stays):
             return _plus(h.combined(matrix) @ weight, bias)
-        if h.matrix is not None:
-            return sum_of_products(([matrix, h.matrix], weight), bias=bias)
         return _plus(matrix @ (h @ weight), bias)
     if weight.shape[1] <= weight.shape[0]:
-        return weighted_product(matrix, h, weight, bias)
+        return _plus(matrix @ (h @ weight), bias)
     return product(matrix @ h, weight, bias)
 
 
@@ -111,15 +109,12 @@ def own_and_heard(
     bias: Tensor | None = None,
 ) -> Tensor:
     """own_through + heard_through, in fewer products where the hop serves many steps."""
-    if isinstance(h, Features):
-        everybody = isinstance(hop.own, int) and hop.own == hop.sources
-        if hop.reused and everybody and h.matrix is not None:
-            heard = [operator(hop, rule), h.matrix], heard_weight
-            return sum_of_products(([h.matrix], own_weight), heard, bias=bias)
-    elif hop.reused and heard_weight.shape[1] < heard_weight.shape[0]:
+    narrows = heard_weight.shape[1] < heard_weight.shape[0]
+    if hop.reused and narrows and not isinstance(h, Features):
         # One row of h @ both is a node's own values, then the values it tells its neighbours.
         both = torch.cat([own_weight, heard_weight], dim=1)
-        return weighted_product(with_own(hop, rule), h, both, bias)
+        matrix = with_own(hop, rule)
+        return _plus(matrix @ (h @ both).view(matrix.shape[1], -1), bias)
     return own_through(h, own_weight, hop) + heard_through(h, heard_weight, hop, rule, bias)
 
 

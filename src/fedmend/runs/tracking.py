@@ -182,14 +182,14 @@ class MLflow:
     """Parameters and metrics of a run in an experiment `fedmend`."""
 
     def __init__(self, where: str, run: str, facts: Mapping[str, Any]) -> None:
-        # By default it asks a server that is not there for minutes.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         try:
             import alembic  # noqa: F401  # what mlflow-skinny leaves out and its database needs
-            from mlflow import MlflowClient
+            from mlflow import MlflowClient, environment_variables
         except ImportError:
             raise _missing("mlflow") from None
+        # By default it asks a server that is not there for minutes. The user's variables go before.
+        environment_variables.MLFLOW_HTTP_REQUEST_MAX_RETRIES.default = 2
+        environment_variables.MLFLOW_HTTP_REQUEST_TIMEOUT.default = 10
         artifacts = None
         if "://" not in where:
             folder = Path(where).resolve()
@@ -219,32 +219,49 @@ class MLflow:
         self._client.set_terminated(self._run, self._state)
 
 
+@contextmanager
+def _started_with(variable: str, value: str) -> Iterator[None]:
+    """What is imported and started inside reads this value, unless the user gave one.
+
+    For what has no other switch, wandb's reports of errors to its makers: the variable is gone
+    again afterwards, so that nothing else in the process or below it sees it.
+    """
+    if variable in os.environ:
+        yield
+        return
+    os.environ[variable] = value
+    try:
+        yield
+    finally:
+        del os.environ[variable]
+
+
 class WeightsAndBiases:
     """A run in offline mode; `wandb sync` sends it, if the user wants that."""
 
     def __init__(self, where: str, run: str, facts: Mapping[str, Any]) -> None:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when it is imported
-        try:
-            import wandb
-        except ImportError:
-            raise _missing("wandb") from None
-        Path(where).mkdir(parents=True, exist_ok=True)
-        self._run: Any = wandb.init(
-            project="fedmend",
-            name=run,
-            mode="offline",
-            dir=where,
-            config=dict(facts),
-            reinit="create_new",
-            settings=wandb.Settings(
-                console="off",
-                disable_git=True,
-                save_code=False,
-                silent=True,
-                x_disable_meta=True,
-                x_disable_stats=True,
-            ),
-        )
+        with _started_with("WANDB_ERROR_REPORTING", "false"):
+            try:
+                import wandb
+            except ImportError:
+                raise _missing("wandb") from None
+            Path(where).mkdir(parents=True, exist_ok=True)
+            self._run: Any = wandb.init(
+                project="fedmend",
+                name=run,
+                mode="offline",
+                dir=where,
+                config=dict(facts),
+                reinit="create_new",
+                settings=wandb.Settings(
+                    console="off",
+                    disable_git=True,
+                    save_code=False,
+                    silent=True,
+                    x_disable_meta=True,
+                    x_disable_stats=True,
+                ),
+            )
         self._run.define_metric("*", step_metric="round")
 
     def figure(self, name: str, value: float, round: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.data.sampling import (
@@ -27,7 +28,7 @@ from fedmend.graph import Graph, select_rows
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.features import Features, in_quicker_form
 from fedmend.models.kernels.by_hand import FullBatch
-from fedmend.models.kernels.loss import Targets, cross_entropy
+from fedmend.models.kernels.loss import Targets
 from fedmend.training.optimizer import Optimizer
 from fedmend.training.settings import TrainingSettings
 from fedmend.training.state import Composed, Part
@@ -175,7 +176,7 @@ class LocalTraining(Composed):
         else:
             everyone = batch is self.train_nodes
             labels = self._targets.labels if everyone else self._labels[batch.to(self.device)]
-            loss = cross_entropy(self.scores(batch), labels)
+            loss = F.cross_entropy(self.scores(batch), labels)
             self._optimizer.clear()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's
         if adjust is not None:

@@ -1,9 +1,7 @@
 """Adam and SGD on torch's fused kernels, without the `torch.optim.Optimizer` class around them.
 
 The class imports torch's compiler when it is first used (about a second and 70 MB) and spends as
-long on its hooks as the kernel on a small model. Adam's kernel is called directly: torch's function
-around it counts the steps of every parameter apart and sorts the parameters by device each time.
-The arithmetic is torch's own.
+long on its hooks as the kernel on a small model. The functions beneath it are torch's own.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 
@@ -27,9 +26,7 @@ class Optimizer:
         remembered = self._parameters if self._adam else []
         self._means = [torch.zeros_like(each, requires_grad=False) for each in remembered]
         self._squares = [torch.zeros_like(each, requires_grad=False) for each in remembered]
-        device = self._parameters[0].device if remembered else None
-        self._steps = torch.zeros(len(remembered), device=device)
-        self._step_of = list(self._steps.unbind())  # each parameter's own, in the same memory
+        self._steps = [torch.zeros((), device=each.device) for each in remembered]
 
     def clear(self) -> None:
         """Forget the gradients."""
@@ -44,23 +41,15 @@ class Optimizer:
         if not weights:
             return
         if self._adam:
-            means, squares, steps = self._means, self._squares, self._step_of
-            if len(weights) == len(self._parameters):
-                self._steps.add_(1)
-            else:
-                moving = [i for i, each in enumerate(self._parameters) if each.grad is not None]
-                means, squares, steps = (
-                    [all_[i] for i in moving] for all_ in (means, squares, steps)
-                )
-                for count in steps:
-                    count.add_(1)
-            torch._fused_adam_(
+            moving = [i for i, each in enumerate(self._parameters) if each.grad is not None]
+            adam(
                 weights,
                 gradients,
-                means,
-                squares,
+                [self._means[i] for i in moving],
+                [self._squares[i] for i in moving],
                 [],
-                steps,
+                [self._steps[i] for i in moving],
+                fused=True,
                 amsgrad=False,
                 beta1=0.9,
                 beta2=0.999,
@@ -88,7 +77,7 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""
-        kept = {"mean": self._means, "square": self._squares, "steps": self._step_of}
+        kept = {"mean": self._means, "square": self._squares, "steps": self._steps}
         return {f"{name}/{i}": each for name, all_ in kept.items() for i, each in enumerate(all_)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

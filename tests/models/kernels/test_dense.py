@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedmend.models.kernels import dense
+from fedmend.models.kernels import dense, plain
 from fedmend.models.kernels.dense import product
 
 sizes = st.integers(1, 70)
@@ -75,11 +74,15 @@ def test_small_products_and_others_than_float32_are_torchs_own(
         return left @ right
 
     monkeypatch.setattr(dense, "mkl_holds_back", lambda: True)
+    monkeypatch.setattr(dense, "LARGE", 2**21)
     monkeypatch.setattr(dense, "multiply", told)
     for dtype, width in ((torch.float32, 8), (torch.float64, 2000), (torch.float32, 2000)):
         left, right = torch.ones(64, width, dtype=dtype), torch.ones(width, 64, dtype=dtype)
         assert torch.equal(product(left, right), left @ right)
     assert asked == [(64, 2000, 64)]
+    with plain("onednn"):
+        product(left, right)
+    assert len(asked) == 1
     monkeypatch.setattr(dense, "mkl_holds_back", lambda: False)
     product(left, right)
     assert len(asked) == 1
@@ -106,13 +109,6 @@ def test_only_on_processors_that_mkl_holds_back(
     monkeypatch.setattr(dense, "has_onednn", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(Path, "read_text", read)
-    some, other = dense.CACHES
-    monkeypatch.setenv(some, "7")
-    monkeypatch.delenv(other, raising=False)
     assert dense.mkl_holds_back.__wrapped__() is expected
-    # What oneDNN keeps is bounded where it is used, but for who has said how much it may be.
-    assert os.environ[some] == "7"
-    assert os.environ.get(other) == (dense.CACHES[other] if expected else None)
-    monkeypatch.delenv(other, raising=False)
     monkeypatch.setattr(dense, "has_onednn", lambda: False)
     assert dense.mkl_holds_back.__wrapped__() is False

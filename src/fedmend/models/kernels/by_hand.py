@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fedmend.data.sampling import Hop
 from fedmend.models.backbones import Backbone
 from fedmend.models.features import Features
-from fedmend.models.kernels.dense import multiply
+from fedmend.models.kernels import fast
 from fedmend.models.kernels.loss import Targets, loss_and_gradient
-from fedmend.models.kernels.sparse import SparseMatrix, chained, chained_transposed, narrow_product
+from fedmend.models.kernels.sparse import SparseMatrix, chained, chained_transposed
 from fedmend.models.layers import GcnLayer, SageLayer
 from fedmend.models.propagation import operator, with_own
 
@@ -42,7 +42,8 @@ class FullBatch:
         """Whether the derivatives of this model are written out here."""
         shape = model.shape
         return (
-            shape.backbone in ("sage", "gcn")
+            fast("by_hand")
+            and shape.backbone in ("sage", "gcn")
             and shape.layers == 2
             and shape.dropout == 0.0
             and shape.outputs < shape.hidden
@@ -132,4 +133,12 @@ class _FromHidden:
         for weight, found in zip(self._weights, both.chunk(len(self._weights), 1), strict=True):
             weight.grad = found.contiguous()
         self._bias.grad = gradient.sum(0)
-        return multiply(told, self._weight().t())
+        return told @ self._weight().t()
+
+
+def narrow_product(h: Tensor, weight: Tensor) -> Tensor:
+    """h @ weight for a weight of few columns, of which torch makes three times the work.
+
+    The same with few rows is quick (measured: 19 in place of 67 µs for 540 x 64 times 64 x 7).
+    """
+    return (weight.t() @ h.t()).t().contiguous()

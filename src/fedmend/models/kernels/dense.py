@@ -6,13 +6,12 @@ which comes with torch as well, does not. It is used for what is large enough to
 choice depends on the processor and the shapes alone, so that runs can be repeated to the bit.
 
 oneDNN prepares code for every shape and keeps it; batches of drawn neighbours have a new shape
-every time. Kept as by default that is a gigabyte of code nobody runs again (FedDEP on PubMed with
-ten silos: 1700 MB; 920 with `CACHES`, for a twentieth of the time), so less of it is kept.
+every time. Below `LARGE` that costs what the product gains, and memory besides (FedAvg on PubMed,
+whole runs in turns: no time gained, 576 MB in place of 425).
 """
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LARGE = 2**21
-"""From so many multiplications on oneDNN gains more than calling it costs (measured)."""
+from fedmend.models.kernels import fast
 
-CACHES = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
-"""How many shapes torch (in each thread) and oneDNN keep code for, as both read it when first used;
-whoever has set them for the process knows better."""
+LARGE = 2**26
+"""From so many multiplications on oneDNN gains more than preparing code for it costs (measured)."""
 
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -40,7 +37,7 @@ def gains(left: Tensor, right: Tensor) -> bool:
     """Whether left @ right is quicker by oneDNN."""
     large = left.shape[0] * left.shape[1] * right.shape[1] >= LARGE
     plain = left.dtype == right.dtype == torch.float32 and left.device.type == "cpu"
-    return large and plain and mkl_holds_back()
+    return large and plain and fast("onednn") and mkl_holds_back()
 
 
 def has_onednn() -> bool:
@@ -50,7 +47,7 @@ def has_onednn() -> bool:
 
 @cache
 def mkl_holds_back() -> bool:
-    """Whether this processor has wide vector units that MKL does not use; if so, oneDNN is set up.
+    """Whether this processor has wide vector units that MKL does not use.
 
     What cannot be found out is answered with no: then torch multiplies as it always does.
     """
@@ -60,11 +57,7 @@ def mkl_holds_back() -> bool:
         makers = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    if "AuthenticAMD" not in makers:
-        return False
-    for name, capacity in CACHES.items():
-        os.environ.setdefault(name, capacity)
-    return True
+    return "AuthenticAMD" in makers
 
 
 def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
