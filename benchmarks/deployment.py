@@ -128,8 +128,8 @@ def _run(
     started = time.perf_counter()
     here = train(method, silos, evaluation=METHODS[method].deployed_evaluation, **settings)
     in_process = time.perf_counter() - started
-    rounds = len(record["rounds"]["training"]) - (method != "local")
-    own = record["silos_with_own_model"]
+    rounds = len(record.rounds["training"]) - (method != "local")
+    own = record.silos_with_own_model
     same = (
         all(equal(stage.own_weights(name, record), here.own[name]) for name in own)
         if own
@@ -142,11 +142,11 @@ def _run(
         "deployed_seconds": deployed,
         "in_process_seconds": in_process,
         "to_first_round": first[0] - submitted,
-        "step_seconds": record["measured"]["steps"]["train"] / rounds,
-        "in_process_step_seconds": here.record["measured"]["steps"]["train"] / rounds,
-        "bytes_per_silo_and_round": record["bytes"]["up"] / rounds / len(silos.silos),
+        "step_seconds": record.measured.steps["train"] / rounds,
+        "in_process_step_seconds": here.record.measured.steps["train"] / rounds,
+        "bytes_per_silo_and_round": record.bytes.up / rounds / len(silos.silos),
         "same": same,
-        "lost": len(record["said"]),
+        "lost": len(record.said),
     }
 
 

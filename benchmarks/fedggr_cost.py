@@ -97,10 +97,10 @@ def timed_rounds(given: dict[str, Any]) -> Row:
     settings = {**given["settings"], "patience": 0, "rounds": given["rounds"]}
     with working_on("  training"):
         result = fm.train("fedggr", partition, workers=1, threads=2, **settings)
-    measured = result.record["measured"]
+    measured = result.record.measured
     return {
-        "round_seconds": measured["phases"]["training"] / given["rounds"],
-        "silos_seconds": measured["steps"]["train_split"] / given["rounds"],
-        "pretraining_seconds": sum(measured["phases"][name] for name in PRETRAINING),
+        "round_seconds": measured.phases["training"] / given["rounds"],
+        "silos_seconds": measured.steps["train_split"] / given["rounds"],
+        "pretraining_seconds": sum(measured.phases[name] for name in PRETRAINING),
         "peak_mb": peak_memory_mb(),
     }

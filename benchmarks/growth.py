@@ -64,8 +64,8 @@ def measure(given: dict[str, Any]) -> Row:
     with working_on("  training and testing"):
         # Workers as a user has them: one per core.
         result = fm.train("fedsage", silos, **{"rounds": ROUNDS, **given["settings"]})
-    phases = result.record["measured"]["phases"]
-    rounds = result.record["settings"]["rounds"]
+    phases = result.record.measured.phases
+    rounds = result.record.settings["rounds"]
     return {
         "nodes": nodes,
         "edges": graph.num_edges,
@@ -79,6 +79,6 @@ def measure(given: dict[str, Any]) -> Row:
         "evaluation_seconds": phases["evaluation"],
         "total_seconds": time.perf_counter() - started,
         "peak_mb": peak_memory_mb(),
-        "workers": result.record["measured"]["workers"],
+        "workers": result.record.measured.workers,
         "accuracy": result.accuracy,
     }

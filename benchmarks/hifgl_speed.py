@@ -92,7 +92,7 @@ def _row(dataset: str, silos: Partition, epochs: int, turns: int) -> Row:
         "messages": messages,
         "share_bytes": 2 * messages * 2 * classes * 8,
         "paper_bytes": 2 * edges * 2 * HIDDEN * 8,
-        "input_seconds": results["relay"].record["measured"]["phases"]["preparation"],
+        "input_seconds": results["relay"].record.measured.phases["preparation"],
     }
 
 
@@ -124,7 +124,7 @@ def _timed(silos: Partition, routing: str, epochs: int) -> tuple[list[float], li
 
 def _bytes_per_epoch(result: Result) -> dict[str, int]:
     """Of the last round, both ways, by kind."""
-    last = result.record["settings"]["rounds"]
+    last = result.record.settings["rounds"]
     sums: dict[str, int] = {}
     for entry in result.ledger.entries:
         if entry.phase == "training" and entry.round == last:

@@ -90,10 +90,10 @@ def timed_run(asked: dict[str, Any]) -> Row:
     graph = fm.load(asked["dataset"], data_root=asked["root"], download=False)
     silos = fm.split(graph, asked["silos"], "louvain")
     result = fm.train(asked["method"], silos, workers=2, **asked["settings"])
-    measured = result.record["measured"]
+    measured = result.record.measured
     return {
-        "seconds": measured["seconds"],
-        "phases": measured["phases"],
+        "seconds": measured.seconds,
+        "phases": measured.phases,
         "peak_mb": peak_memory_mb(),
     }
 

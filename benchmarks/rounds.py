@@ -28,7 +28,7 @@ def seconds_per_round(
     result = train(
         "fedavg", silos, workers=workers, backbone=backbone, rounds=rounds, lr=LR, **settings
     )
-    return float(result.record["measured"]["phases"]["training"]) / rounds
+    return float(result.record.measured.phases["training"]) / rounds
 
 
 def beside_a_bare_loop(given: dict[str, Any]) -> Row:

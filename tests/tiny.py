@@ -12,8 +12,12 @@ from torch import Tensor
 from fedmend.data.csbm import csbm
 from fedmend.data.masks import random_masks
 from fedmend.data.partition import Partition, split
+from fedmend.files import plain, typed
 from fedmend.graph import Graph
+from fedmend.privacy.account import Account
+from fedmend.privacy.accountants.nfdp import EdgeLDP
 from fedmend.runs.cells import known_settings
+from fedmend.runs.record import Figures
 
 QUICK: dict[str, Any] = {"rounds": 3, "hidden": 8, "batch_size": 8, "fan_out": 2, "lr": 0.01}
 """Settings with which a run on a tiny federation takes a few hundredths of a second."""
@@ -80,6 +84,40 @@ def same_weights(one: Mapping[str, Tensor] | None, other: Mapping[str, Tensor] |
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
+def comparable(run: Figures) -> dict[str, Any]:
     """A record without what may differ between two runs of the same: times, memory, the date."""
-    return {key: value for key, value in record.items() if key != "measured"}
+    return {key: each for key, each in plain(run).items() if key != "measured"}
+
+
+def some_figures(**changes: Any) -> Figures:
+    """What tables read of a run, of which a test cares only for a part; as JSON has it."""
+    known = {
+        "method": "fedavg",
+        "settings": {},
+        "seed": 0,
+        "evaluation": "global-graph",
+        "split": {"how": "random", "seed": 0, "hash": "h"},
+        "content_hash": "",
+        "dataset": "tiny",
+        "data": {"silos": 2, "missing_share": 0.2},
+        "pooled": False,
+        "result": {"mode": "global-graph", "accuracy": 0.5, "macro_f1": 0.5, "test_nodes": 2},
+        "bytes": {"up": 1, "down": 2},
+        "measured": {"seconds": 1.0},
+    }
+    found: Figures = typed(Figures, {**known, **changes})
+    return found
+
+
+def account_of(worth: EdgeLDP) -> Account:
+    """An account as FedDEP gives it, of the theorem's arithmetic."""
+    bound = worth.recomputed.sampled
+    return Account(
+        mechanism="neighbour sampling (NFDP)",
+        per="an edge",
+        epsilon=bound.epsilon,
+        delta=bound.delta,
+        uses=100,
+        sentence=worth.sentence,
+        details=worth.to_dict(),
+    )

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import torch
 
     from fedmend.graph import Graph
+    from fedmend.privacy.account import Account
 
 TENSORS, NUMBERS = dict[str, Tensor], dict[str, float]
 FIELD_TYPES = (Tensor, TENSORS, bool, int, float, str, NUMBERS)
@@ -320,6 +321,14 @@ class Federation(ABC, Generic[S]):
     @abstractmethod
     def say(self, sentence: str) -> None:
         """Tell the user something that matters (a lost silo, a shrunken setting), once."""
+
+    @abstractmethod
+    def account(self, account: Account) -> None:
+        """Say what a mechanism's uses in this run are worth, for the user and the record.
+
+        For what only the run itself can tell; what follows from settings and counts of the silos'
+        data is the method's `privacy`.
+        """
 
     @abstractmethod
     def remember(self, known: Mapping[str, Tensor]) -> None:

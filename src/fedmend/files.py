@@ -2,7 +2,8 @@
 
 A file is written beside its final place under a temporary name, flushed to the disk, and renamed:
 whoever looks sees the old file or the new one, never a part. Failures of the disk become one
-`StorageError` that says which file and why.
+`StorageError` that says which file and why. And reading JSON with care: `typed` takes what stands
+in a file for nothing but what it should be.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from fedmend.errors import FileFormatError, StorageError
 
@@ -93,3 +98,80 @@ def read_json(path: Path, *, limit: int = 256 * 2**20) -> Any:
         raise FileFormatError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{path} is not valid JSON: {error}") from error
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def typed(kind: Any, given: Any, name: str = "it") -> Any:
+    """What was read from a JSON file as the type it should have, which may be a dataclass of such.
+
+    Anything may stand in a file: what does not fit is a ValueError that says where. Keys that the
+    dataclass does not know are left out, and those with a default may be missing.
+    """
+    wrong = ValueError(f"{name} cannot be {_in_short(given)}")
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return given
+    if origin in (Union, UnionType):
+        if given is None and NoneType in parts:
+            return None
+        (one,) = (each for each in parts if each is not NoneType)
+        return typed(one, given, name)
+    if kind is float:
+        if type(given) not in (int, float) or not -_LARGEST <= given <= _LARGEST:  # NaN neither
+            raise wrong
+        return given
+    if kind in (str, bool, int):
+        if type(given) is not kind or (kind is int and abs(given) >= 2**63):
+            raise wrong
+        return given
+    if origin is tuple:
+        if not isinstance(given, list | tuple):
+            raise wrong
+        if len(parts) == 2 and parts[1] is Ellipsis:
+            return tuple(typed(parts[0], each, f"{name}, {i}") for i, each in enumerate(given))
+        if len(parts) != len(given):
+            raise wrong
+        return tuple(typed(part, each, name) for part, each in zip(parts, given, strict=True))
+    if is_dataclass(given) and type(given) is kind:
+        return given  # looked at before
+    if not isinstance(given, Mapping):
+        raise wrong
+    if origin in (dict, Mapping):
+        if parts[0] is int and not all(str(key).isdecimal() for key in given):
+            raise wrong
+        return {parts[0](k): typed(parts[1], v, f"{name}, {k}") for k, v in given.items()}
+    if hasattr(kind, "from_dict"):
+        return kind.from_dict(given)
+    found = {}
+    for field in fields(kind):
+        if field.name in given:
+            value = given[field.name]
+            found[field.name] = typed(_hints(kind)[field.name], value, f"{name}, {field.name}")
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{name}, {field.name} is missing")
+    return kind(**found)
+
+
+def plain(value: Any) -> Any:
+    """The same as dicts and lists, as JSON has them; what `typed` takes back."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value
+
+
+_LARGEST = sys.float_info.max
+
+
+def _in_short(given: Any) -> str:
+    text = repr(given)
+    return text if len(text) <= 60 else f"{text[:57]}..."

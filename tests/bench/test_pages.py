@@ -106,7 +106,7 @@ def test_when_and_where_is_of_the_runs_and_not_of_the_writing(
     runs = part_of(outcome, "fedavg").records
     days = ("2001-02-03T04:05:06+00:00", "2002-03-04T05:06:07+00:00")
     moved = {
-        name: {**run, "measured": {**run["measured"], "finished": day, "machine": "abacus"}}
+        name: replace(run, measured=replace(run.measured, finished=day, machine="abacus"))
         for (name, run), day in zip(runs.items(), [*days, *days], strict=True)
     }
     update_page(page, whole, Outcome(moved))
@@ -134,7 +134,7 @@ def test_a_damaged_file_of_figures_is_told_before_anything_runs(
     update_page(page, whole, outcome)
     path = figures_of(page, whole.suite)
     path.write_text(path.read_text().replace('"seed":1', '"seed":-1'))
-    with pytest.raises(FileFormatError, match=r"mine\.jsonl, line \d+: seed is wrong"):
+    with pytest.raises(FileFormatError, match=r"mine\.jsonl, line \d+: seed is below 0"):
         check_page(page, whole, whole.cells())
 
 

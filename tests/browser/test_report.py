@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from fedmend.runs.cells import Cell, Engine, run_cells  # noqa: E402  # after wh
 from fedmend.runs.plan import Source  # noqa: E402
 from fedmend.runs.retrace import Retracer  # noqa: E402
 from tests.browser.chromium import Tab, browse  # noqa: E402
-from tests.tiny import QUICK  # noqa: E402
+from tests.tiny import QUICK, account_of  # noqa: E402
 
 pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed")
 
@@ -46,7 +47,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert run_cells(cells, out, Engine(workers=1)).failures == {}
     path = out / "fedavg/seed-0/record.json"
     record = json.loads(path.read_text())
-    record["privacy"] = {"nfdp": nfdp(5, 15, layers=2, epochs=50, rate=0.5).to_dict()}
+    worth = nfdp(5, 15, layers=2, epochs=50, rate=0.5)
+    record["privacy"] = [account_of(worth).to_dict()]
     places = [[i / 10, (i * i) % 7] for i in range(40)]
     record["generator"] = {
         "predicted": [0.2, 1.4, 2.6, 3.0, 12.0],
@@ -168,10 +170,13 @@ def test_hostile_names_stay_text(report: Path, tmp_path: Path) -> None:
     bad = "</script><img src=x onerror=\"document.title='taken'\"><script>document.title='taken'"
     for view in found:
         view.label = bad
-        view.record["method"] = view.record["dataset"] = bad
-        view.record["said"] = [bad]
-        for silo in view.record["data"]["per_silo"]:
-            silo["labels"] = {bad: 3, "']; document.title='taken'; ['": 1}
+        data = view.record.data
+        labels = {bad: 3, "']; document.title='taken'; ['": 1}
+        silos = tuple(replace(silo, labels=labels) for silo in data.per_silo)
+        hostile = replace(
+            view.record, method=bad, dataset=bad, said=(bad,), data=replace(data, per_silo=silos)
+        )
+        view.saved = replace(view.saved, record=hostile)
     text, _ = page.build(found)
     written = tmp_path / "bad.html"
     page.write(written, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def test_what_silos_of_a_federation_say_is_no_markup(
     fedmend: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = train("fedavg", odd_silos(), **{**QUICK, "rounds": 1}).record
-    record = {**record, "said": [f"north was lost: {ODD}"], "silos_with_own_model": []}
+    record = replace(record, said=(f"north was lost: {ODD}",), silos_with_own_model=())
     monkeypatch.setattr(submission, "submit", lambda *_, **__: record)
     assert fedmend("provision", "kits", "--server", "x:18999", "--silos", "north").returncode == 0
     done = fedmend("submit", "kits/submitter", "fedavg", "--out", "[red]out")

@@ -494,7 +494,7 @@ def test_goes_on_without_a_silo_lost_before_training(method: str, phase: str) ->
     faults = [Fault("silo-1", phase=phase)]
     result = train(method, PARTITION, faults=faults, **settings_of(method))
     lost = f"silo-1 was lost in round 1 of {phase}: it does not answer"
-    assert lost in result.record["said"]
+    assert lost in result.record.said
     up = result.ledger.by("silo", "phase", "direction")
     assert ("silo-1", phase, "up") not in up
     assert ("silo-0", phase, "up") in up
@@ -516,7 +516,7 @@ def test_goes_on_without_a_lost_silo(method: str) -> None:
     faults = [Fault("silo-1", first=2, last=2, phase="training")]
     result = train(method, without_one(method), faults=faults, **settings_of(method))
     lost = "silo-1 was lost in round 2 of training: it does not answer"
-    assert result.record["said"] == [*plain_run(method).record["said"], lost]
+    assert result.record.said == (*plain_run(method).record.said, lost)
     up = result.ledger.by("silo", "phase", "round", "direction")
     assert ("silo-1", "training", 2, "up") not in up
     assert ("silo-0", "training", 2, "up") in up
@@ -561,13 +561,14 @@ def test_saved_run_predicts_as_the_run_itself(tmp_path: Path, method: str) -> No
     result = plain_run(method)
     result.save(tmp_path / "run")
     saved = read_run(tmp_path / "run")
-    assert saved.shape == result.shape
+    record = saved.record
+    assert record.model == result.shape
     assert same_weights(saved.weights, result.weights)
-    assert saved.own == tuple(sorted(result.own))
+    assert record.silos_with_own_model == tuple(sorted(result.own))
     unseen = tiny_graph(30, seed=9)
-    for silo in saved.own or (None,):
-        model = choose_model(method, saved.shape, saved.weights, saved.own, saved.own_weights, silo)
-        again = predict_with(model, saved.label_names, unseen)
+    for silo in record.silos_with_own_model or (None,):
+        model = choose_model(record, saved.weights, saved.own_weights, silo)
+        again = predict_with(model, record.label_names, unseen)
         now = result.predict(unseen, silo)
         assert torch.equal(again.probabilities, now.probabilities)
         assert again.labels == now.labels

@@ -23,6 +23,7 @@ from fedmend.deploy.kits import Kit
 from fedmend.engines.base import Moment, Watch
 from fedmend.errors import FederationError, RefusedError, SettingsError, StorageError, WireError
 from fedmend.runs import record as records
+from fedmend.runs.record import Record
 from fedmend.runs.train import train
 from tests.tiny import QUICK, tiny_partition
 
@@ -90,7 +91,7 @@ def server(finished: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     return made
 
 
-def submit(out: Path, watch: Watch | None = None, **given: Any) -> dict[str, Any]:
+def submit(out: Path, watch: Watch | None = None, **given: Any) -> Record:
     settings = {**QUICK, **given.pop("settings", {})}
     method = given.pop("method", "fedavg")
     return submission.submit(KIT, method, settings, out, watch or Watch(), **given)

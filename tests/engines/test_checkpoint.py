@@ -286,10 +286,10 @@ def test_what_was_said_before_is_not_forgotten(tmp_path: Path) -> None:
         "fedavg", PARTITION, out=tmp_path, resume=True, faults=faults, watch=watch, **SETTINGS
     )
     assert said == ["silo-2 was lost in round 5 of training: it does not answer"]
-    assert resumed.record["said"] == [
+    assert resumed.record.said == (
         "silo-1 was lost in round 1 of training: it does not answer",
         *said,
-    ]
+    )
     same_result(resumed, train("fedavg", PARTITION, faults=faults, **SETTINGS))
 
 

@@ -6,12 +6,13 @@ What FLARE itself adds (processes, certificates, networks) is tested in tests/in
 from __future__ import annotations
 
 import errno
+import html
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -25,7 +26,7 @@ from fedmend import __version__
 from fedmend.data.border import Border
 from fedmend.data.folders import read_own_border, write_silo
 from fedmend.data.partition import Partition
-from fedmend.deploy.deployed import PLAN, make_plan, privacy_account, train_deployed
+from fedmend.deploy.deployed import PLAN, make_plan, privacy_accounts, train_deployed
 from fedmend.engines import endpoint as endpoint_module
 from fedmend.engines import flare, wire
 from fedmend.engines.base import Interrupted, Moment, Watch
@@ -46,11 +47,15 @@ from fedmend.errors import (
     WireError,
 )
 from fedmend.federation import Nothing
+from fedmend.files import plain
 from fedmend.graph import Graph
 from fedmend.methods import METHODS, fedavg
 from fedmend.privacy.ledger import Ledger
 from fedmend.privacy.policy import Policy
-from fedmend.runs.record import read_run
+from fedmend.reports import page
+from fedmend.reports.views import read_views
+from fedmend.runs.record import Record, read_run
+from fedmend.runs.retrace import Retracer
 from fedmend.runs.train import Result, train
 from tests.tiny import QUICK, accepted, rebuilt, same_weights, tiny_partition
 
@@ -115,13 +120,12 @@ class Place:
         lines: Mapping[str, Line] | None = None,
         watch: Watch | None = None,
         **options: Any,
-    ) -> dict[str, Any]:
+    ) -> Record:
         settings = {**accepted(method, SETTINGS), **options.pop("settings", {})}
         plan = make_plan(method, settings, list(self.silos.names), run=RUN, **options)
         lines = self.lines if lines is None else lines
         train_deployed(plan, lines, self.folder("server"), watch or Watch())
-        record: dict[str, Any] = read_run(self.folder("server")).record
-        return record
+        return read_run(self.folder("server")).record
 
     def close(self) -> None:
         for endpoint in self.endpoints.values():
@@ -173,14 +177,14 @@ def test_every_method_gives_the_in_process_result(method: str, place: Place) -> 
     record = place.run(method)
     expected = in_process(method)
     assert same_weights(place.weights, expected.weights)
-    assert record["silos_with_own_model"] == sorted(expected.own)
+    assert record.silos_with_own_model == tuple(sorted(expected.own))
     for name, weights in expected.own.items():
         assert same_weights(place.own_weights(name), weights)
     assert methods_rows(place.ledger) == expected.ledger.entries
     keys = ("method", "settings", "seed", "evaluation", "result", "rounds", "model", "privacy")
     for key in keys:
-        assert record[key] == json.loads(json.dumps(expected.record[key])), key
-    assert record["label_names"] == list(expected.label_names)
+        assert plain(getattr(record, key)) == plain(getattr(expected.record, key)), key
+    assert record.label_names == expected.label_names
 
 
 def stops_at_once() -> Watch:
@@ -239,7 +243,7 @@ def test_a_methods_phase_may_be_called_like_the_platforms(
     place.start(*NAMES)
     record = place.run("fedavg", resume=True)
     assert same_weights(place.weights, expected.weights)
-    assert record["rounds"] == json.loads(json.dumps(expected.record["rounds"]))
+    assert record.rounds == expected.record.rounds
     assert methods_rows(place.ledger) == expected.ledger.entries
     platform = {entry.phase for entry in place.ledger.entries if of_the_platform(entry)}
     assert platform == set(get_args(PlatformPhase))
@@ -251,7 +255,7 @@ def test_the_time_limit_is_the_methods_in_a_phase_called_like_the_platforms(
     stuck: Stuck, place: Place, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     train_in(phase, monkeypatch)
-    said = place.run("fedavg", stuck.lines, timeout=60)["said"]
+    said = place.run("fedavg", stuck.lines, timeout=60).said
     assert f"silo-1 was lost in round 1 of {phase}: no answer within 60 s" in said
 
 
@@ -311,9 +315,40 @@ def test_a_finished_run_goes_on_to_more_rounds(place: Place) -> None:
     place.run("fedavg", settings={"rounds": 2})
     place.start(*NAMES)
     record = place.run("fedavg", resume=True)
-    assert record["settings"]["rounds"] == SETTINGS["rounds"] == 3
+    assert record.settings["rounds"] == SETTINGS["rounds"] == 3
     assert same_weights(place.weights, in_process("fedavg").weights)
     assert methods_rows(place.ledger) == in_process("fedavg").ledger.entries
+
+
+@pytest.mark.parametrize(
+    ("method", "noise"),
+    [
+        ("fedper", {}),
+        ("feddep", {}),
+        ("fedggr", {"embedding_noise": 4.0, "gradient_noise": 40.0}),
+        ("hifgl", {"below_minimum": "noise", "noise_multiplier": 30.0}),
+    ],
+)
+def test_a_deployed_run_can_be_reported_at_the_server_and_at_a_silo(
+    place: Place, method: str, noise: dict[str, Any]
+) -> None:
+    record = place.run(method, settings=noise)
+    found = read_views([place.folder("server"), place.folder("silo-1")])
+    for view in found:
+        view.retraced = Retracer()(view.saved)
+    text, _ = page.build(found)
+    for account in record.privacy:
+        assert html.escape(account.sentence, quote=True) in text
+    assert bool(record.privacy) == (method != "fedper")
+    server, silo = (view.record for view in found)
+    assert silo.engine == replace(server.engine, silo="silo-1")
+    assert [each.name for each in silo.data.per_silo] == ["silo-1"]
+    assert server.result is not None
+    assert silo.result is not None
+    assert silo.result.by_silo["silo-1"] == server.result.by_silo["silo-1"]
+    up = [entry for entry in place.ledger.entries if entry.silo == "silo-1"]
+    assert silo.bytes.up < sum(entry.bytes for entry in up if entry.direction == "up")
+    assert silo.measured.phases.keys() >= {"training"}
 
 
 def test_global_cannot_be_deployed() -> None:
@@ -347,7 +382,7 @@ def test_a_dead_silo_is_asked_once_and_the_rest_go_on(place: Place, error: Excep
     record = place.run("fedavg", {**place.lines, "silo-1": counted})
     assert calls.count("training/2") == 1
     assert "training/3" not in calls
-    assert any("silo-1 was lost in round 2" in sentence for sentence in record["said"])
+    assert any("silo-1 was lost in round 2" in sentence for sentence in record.said)
     rows = {(entry.round, entry.silo) for entry in methods_rows(place.ledger)}
     assert (3, "silo-0") in rows
     assert (3, "silo-1") not in rows
@@ -457,7 +492,7 @@ def stuck(place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def test_a_slow_step_loses_its_silo_for_that_step(stuck: Stuck, place: Place) -> None:
     watch = Watch(on_sentence=lambda _: stuck.release.set())
     record = place.run("fedavg", stuck.lines, watch, timeout=60)
-    assert record["said"] == ["silo-1 was lost in round 1 of training: no answer within 60 s"]
+    assert record.said == ("silo-1 was lost in round 1 of training: no answer within 60 s",)
     heard = [each for each in methods_rows(place.ledger) if each.direction == "up"]
     assert {each.round for each in heard if each.silo == "silo-1"} == {2, 3}
 
@@ -479,14 +514,15 @@ def test_the_time_limit_is_for_the_methods_steps(place: Place, clock: Clock) -> 
 
     endpoint._graph_of = slowly_read
     slow = slow_line(place.line("silo-1"), clock, 500.0, is_reading)
-    assert place.run("fedavg", {**place.lines, "silo-1": slow}, timeout=60)["said"] == []
+    assert place.run("fedavg", {**place.lines, "silo-1": slow}, timeout=60).said == ()
 
 
 def test_a_stuck_silo_holds_up_neither_checkpoints_nor_the_test(stuck: Stuck, place: Place) -> None:
     record = place.run("fedavg", stuck.lines, timeout=60, checkpoint_every=1)
-    assert "silo-1 was lost in checkpoints: no answer within 60 s" in record["said"]
-    assert "silo-1 was lost in evaluation: no answer within 60 s" in record["said"]
-    assert sorted(record["result"]["by_silo"]) == ["silo-0", "silo-2"]
+    assert "silo-1 was lost in checkpoints: no answer within 60 s" in record.said
+    assert "silo-1 was lost in evaluation: no answer within 60 s" in record.said
+    assert record.result is not None
+    assert sorted(record.result.by_silo) == ["silo-0", "silo-2"]
 
 
 def test_a_stuck_silos_endpoint_drops_what_is_not_asked_for_any_more(
@@ -521,7 +557,7 @@ def test_a_silo_that_is_always_busy_does_not_hold_up_the_run(
             place.run("fedavg", lines, timeout=30)
         return
     record = place.run("fedavg", lines, timeout=30)
-    assert f"silo-1 was lost in {where}: no answer within 300 s" in record["said"]
+    assert f"silo-1 was lost in {where}: no answer within 300 s" in record.said
 
 
 @pytest.mark.parametrize("timeout", [None, 0])
@@ -530,7 +566,7 @@ def test_without_a_time_limit_a_step_may_take_any_time(
 ) -> None:
     monkeypatch.setattr(flare, "_PATIENCE", 0.01)
     before_training(lambda silo: time.sleep(0.1), monkeypatch)
-    assert place.run("fedavg", timeout=timeout)["said"] == []
+    assert place.run("fedavg", timeout=timeout).said == ()
 
 
 def test_a_step_that_raises_a_timeout_error_has_failed(
@@ -539,7 +575,7 @@ def test_a_step_that_raises_a_timeout_error_has_failed(
     breaking(TimeoutError(SECRET), monkeypatch)
     record = place.run("fedavg")
     said = "silo-1 was lost in round 1 of training: TimeoutError in step train: see its log"
-    assert said in record["said"]
+    assert said in record.said
 
 
 SECRET = "patient 4711 has a row nobody may see"
@@ -560,7 +596,7 @@ def test_an_error_at_a_silo_leaves_without_its_text(
     breaking(error, monkeypatch)
     record = place.run("fedavg")
     assert SECRET not in json.dumps(record)
-    assert any(type(error).__name__ in sentence for sentence in record["said"])
+    assert any(type(error).__name__ in sentence for sentence in record.said)
     assert any(SECRET in line for line in place.told["silo-1"])  # it stays where it belongs
 
 
@@ -596,7 +632,7 @@ def test_a_silo_with_an_older_state_goes_on_from_it(place: Place) -> None:
         place.run("fedavg", {**place.lines, "silo-1": deaf}, watch, checkpoint_every=1)
     place.start(*NAMES)
     record = place.run("fedavg", checkpoint_every=1, resume=True)
-    assert "silo-1 goes on from its state after round 1" in record["said"]
+    assert "silo-1 goes on from its state after round 1" in record.said
     rows = {(entry.round, entry.silo) for entry in methods_rows(place.ledger)}
     assert (3, "silo-1") in rows
 
@@ -608,7 +644,7 @@ def test_a_silo_without_its_state_does_not_pretend(place: Place) -> None:
         path.unlink()
     place.start(*NAMES)
     record = place.run("fedavg", resume=True)
-    assert any("silo-1 was lost" in s and "no saved state" in s for s in record["said"])
+    assert any("silo-1 was lost" in s and "no saved state" in s for s in record.said)
 
 
 def test_another_graph_is_another_silo(place: Place) -> None:
@@ -619,7 +655,7 @@ def test_another_graph_is_another_silo(place: Place) -> None:
     place.silos = Partition(changed, "by hand", None)
     place.start(*NAMES)
     record = place.run("fedavg", resume=True)
-    assert any("silo-1 was lost" in sentence for sentence in record["said"])
+    assert any("silo-1 was lost" in sentence for sentence in record.said)
 
 
 # The handshake
@@ -763,7 +799,7 @@ def test_another_border_is_another_silo(place: Place) -> None:
     place.start(*NAMES)
     record = place.run("hifgl", resume=True)
     for name in ("silo-0", "silo-1"):
-        assert any(f"{name} was lost" in sentence for sentence in record["said"])
+        assert any(f"{name} was lost" in sentence for sentence in record.said)
 
 
 @pytest.mark.parametrize(
@@ -811,11 +847,11 @@ def test_a_privacy_account_says_who_is_not_in_it(place: Place) -> None:
             raise TimeoutError
         return dead(ticket, where, *rest)
 
-    account = place.run("fedggr", {**place.lines, "silo-1": deaf})["privacy"]
-    assert account["without"] == ["silo-1"]
-    assert account["sentence"].endswith("lost by then: silo-1.")
+    (account,) = place.run("fedggr", {**place.lines, "silo-1": deaf}).privacy
+    assert account.details["without"] == ["silo-1"]
+    assert account.sentence.endswith("lost by then: silo-1.")
     nodes = sum(graph.num_nodes for name, graph in PARTITION.silos.items() if name != "silo-1")
-    assert f"each of the {nodes} nodes" in account["sentence"]
+    assert f"each of the {nodes} nodes" in account.sentence
 
 
 @pytest.mark.parametrize(
@@ -825,9 +861,8 @@ def test_counts_of_a_lying_silo_do_not_lose_a_finished_run(facts: dict[str, floa
     method = METHODS["feddep"]
     config = method.settings_type()
     told = {"silo-0": facts}
-    account = privacy_account(method, config, told, ["silo-0"])
-    assert account is not None
-    assert "There is no" in account["sentence"]
+    (account,) = privacy_accounts(method, config, told, ["silo-0"])
+    assert "There is no" in account.sentence
 
 
 # Policies
@@ -1015,7 +1050,7 @@ def test_a_failure_cannot_smuggle_a_page_of_text(place: Place) -> None:
         return inner(ticket, where, step, *rest)
 
     record = place.run("fedavg", {**place.lines, "silo-1": chatty})
-    said = next(sentence for sentence in record["said"] if "silo-1" in sentence)
+    said = next(sentence for sentence in record.said if "silo-1" in sentence)
     assert len(said) < 500
     assert said.isprintable()
 

@@ -113,7 +113,7 @@ def test_without_test_nodes_there_are_no_scores() -> None:
     for mode in ("global-graph", "own-subgraph"):
         result = train("local", partition, evaluation=mode, **QUICK)
         assert result.scores is None
-        assert result.record["result"] is None
+        assert result.record.result is None
         with pytest.raises(DataError, match="nothing was tested"):
             _ = result.accuracy
 

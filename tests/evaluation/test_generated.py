@@ -100,7 +100,8 @@ def test_runs_of_generators_have_it_in_their_record_and_others_do_not() -> None:
     plus = train("fedsage+", PARTITION, generator_width=4, generator_rounds=0, **small, **QUICK)
     deep = train("feddep", PARTITION, encoder_epochs=1, **small, **QUICK)
     for result in (plus, deep):
-        compared = result.record["generator"]
-        assert compared["missing"] == 2 * PARTITION.cross_edges.shape[1]
-        assert compared["generated"] == sum(compared["predicted"])
-    assert train("fedavg", PARTITION, **QUICK).record["generator"] is None
+        compared = result.record.generator
+        assert compared is not None
+        assert compared.missing == 2 * PARTITION.cross_edges.shape[1]
+        assert compared.generated == sum(compared.predicted)
+    assert train("fedavg", PARTITION, **QUICK).record.generator is None

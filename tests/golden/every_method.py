@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedmend.data.datasets import load
 from fedmend.data.partition import Partition, split
+from fedmend.files import plain
 from fedmend.methods import METHODS
 from fedmend.runs.train import Result, train
 from tests.contract.test_every_method import settings_of
@@ -112,10 +113,10 @@ def figures(result: Result) -> dict[str, Any]:
         "history": hashlib.sha256(json.dumps(result.history, sort_keys=True).encode()).hexdigest()[
             :16
         ],
-        "said": result.record["said"],
+        "said": list(result.record.said),
         "accuracy": None if scores is None else scores.accuracy,
         "macro_f1": None if scores is None else scores.macro_f1,
-        "privacy": json.loads(json.dumps(result.record["privacy"])),
+        "privacy": plain(result.record.privacy),
     }
 
 

@@ -310,7 +310,7 @@ def test_a_silos_bad_gradient_is_refused_by_the_server() -> None:
 
 def test_two_silos_are_told_what_they_reveal() -> None:
     two, three = (
-        train("fedsage+", tiny_partition(silos), **OPTIONS).record["said"] for silos in (2, 3)
+        train("fedsage+", tiny_partition(silos), **OPTIONS).record.said for silos in (2, 3)
     )
     assert [said for said in two if "with two silos the exchange hands each one" in said]
     assert not [said for said in three if "with two silos" in said]
@@ -322,7 +322,7 @@ def test_too_few_nodes_learn_alone_and_it_is_said() -> None:
         assert (
             f"{name} has fewer than min_batch=1000 nodes with a predicted missing neighbour: "
             "while that is so, its generator learns alone"
-        ) in result.record["said"]
+        ) in result.record.said
     kinds = {entry.kind for entry in result.ledger.entries if entry.phase == "generator exchange"}
     assert "gradients" not in kinds
     assert "embeddings" not in kinds

@@ -107,7 +107,7 @@ def test_one_silo_is_centralised_training_to_the_bit(seed: int) -> None:
         torch.testing.assert_close(copied[key], each, atol=1e-5, rtol=1e-5)
     assert fedavg.accuracy == pooled.accuracy
     assert pooled.ledger.total() == 0
-    assert pooled.record["pooled"]
+    assert pooled.record.pooled
     assert fedavg.ledger.total("up") > 0
 
 

@@ -28,6 +28,7 @@ from fedmend.methods.feddep import (
     Silo,
     nearest_prototypes,
 )
+from fedmend.privacy.account import finite
 from fedmend.privacy.accountants.gaussian import gaussian_epsilon
 from fedmend.runs.record import RECORD
 from fedmend.runs.train import Result, train
@@ -167,20 +168,18 @@ def test_a_silo_of_too_few_nodes_shares_no_prototype(generator: str) -> None:
     assert small != set(sizes)
     assert {name for name, size in sent.items() if size} == set(sizes) - small
     for name in small:
-        assert any(
-            text.startswith(f"{name} shares no prototypes") for text in result.record["said"]
-        )
+        assert any(text.startswith(f"{name} shares no prototypes") for text in result.record.said)
     nobody = train("feddep", UNEQUAL, **{**options, "min_cluster": 10**6})
     assert not any(e.bytes for e in nobody.ledger.entries if e.kind == "prototypes")
 
 
 def test_the_server_says_when_there_are_fewer_prototypes() -> None:
     result = train("feddep", PARTITION, **{**SMALL, "clusters": 9, "min_cluster": 3})
-    said = [text for text in result.record["said"] if "prototypes instead of 9" in text]
+    said = [text for text in result.record.said if "prototypes instead of 9" in text]
     assert {text.split()[0] for text in said} == set(PARTITION.names)
     assert all("fewer than min_cluster=3 nodes each" in text for text in said)
     enough = train("feddep", PARTITION, **{**SMALL, "clusters": 1})
-    assert not [text for text in enough.record["said"] if "prototypes" in text]
+    assert not [text for text in enough.record.said if "prototypes" in text]
 
 
 class Lying(Silo):
@@ -499,19 +498,18 @@ def test_record_has_both_columns_of_the_account(tmp_path: Path) -> None:
     result = train("feddep", PARTITION, **SMALL)
     result.save(tmp_path / "run")
     saved = json.loads((tmp_path / "run" / RECORD).read_text())
-    account = result.record["privacy"]
-    assert {"published", "recomputed"} <= set(account["nfdp"])
-    assert account["sentence"] == account["nfdp"]["sentence"]
-    assert len(account["sentence"]) > 20
-    assert saved["privacy"] == account
+    (account,) = result.record.privacy
+    assert {"published", "recomputed"} <= set(account.details)
+    assert account.sentence == account.details["sentence"]
+    assert finite(account.epsilon) == account.details["recomputed"]["sampled"]["epsilon"]
+    assert len(account.sentence) > 20
+    assert saved["privacy"] == [account.to_dict()]
 
 
 def test_hearing_all_neighbours_protects_nothing_and_says_so() -> None:
-    account = train("feddep", PARTITION, **{**SMALL, "fan_out": 0}).record["privacy"]
-    assert account == {
-        "nfdp": None,
-        "sentence": "All neighbours are heard: NFDP protects nothing here.",
-    }
+    (account,) = train("feddep", PARTITION, **{**SMALL, "fan_out": 0}).record.privacy
+    assert account.epsilon is None
+    assert account.sentence == "All neighbours are heard: NFDP protects nothing here."
 
 
 # Silos that are hard to learn from
@@ -523,7 +521,7 @@ def test_a_silo_smaller_than_c() -> None:
     small = graph.with_masks(some, ~some, torch.zeros(5, dtype=torch.bool))
     silos = Partition({"large": tiny_graph(24, seed=3), "small": small}, "by hand", None)
     result = train("feddep", silos, **{**SMALL, "clusters": 8})
-    assert [t for t in result.record["said"] if t.startswith("small shares 1 prototypes instead")]
+    assert [t for t in result.record.said if t.startswith("small shares 1 prototypes instead")]
     assert result.weights is not None
     assert all(bool(torch.isfinite(each).all()) for each in result.weights.values())
 
@@ -543,16 +541,16 @@ def test_prototypes_that_are_missing_generate_nothing() -> None:
 def test_dp_sgd_counts_every_epoch_whatever_the_silos_size() -> None:
     """A term is in one batch of every shuffled epoch; sampling would need luck on top."""
     few = FedDEPSettings(protection="dp-sgd", noise=2.0, rounds=3, encoder_epochs=4)
-    account = feddep.dp_sgd_account(few, [325, 64])["dp_sgd"]
-    assert account["epochs"] == 7
-    assert account["epsilon"] == gaussian_epsilon(2.0, 7, feddep.DELTA)
-    assert feddep.dp_sgd_account(few, [1000])["dp_sgd"]["epsilon"] == account["epsilon"]
+    account = feddep.dp_sgd_account(few, [325, 64])
+    assert account.uses == 7
+    assert account.epsilon == gaussian_epsilon(2.0, 7, feddep.DELTA)
+    assert feddep.dp_sgd_account(few, [1000]).epsilon == account.epsilon
     # The silo with the fewest nodes is not always the worst: 65 make two batches an epoch.
-    sizes = [
-        feddep.dp_sgd_account(few, [each])["dp_sgd"]["epsilon_if_sampled"] for each in (64, 65)
-    ]
-    both = feddep.dp_sgd_account(few, [64, 65])["dp_sgd"]["epsilon_if_sampled"]
-    assert both == max(sizes) == sizes[1]
+    one, other, both = (
+        feddep.dp_sgd_account(few, sizes).details["epsilon_if_sampled"]
+        for sizes in ([64], [65], [64, 65])
+    )
+    assert both == max(one, other) == other
 
 
 def test_a_loss_that_noise_hides_is_not_told() -> None:

@@ -108,7 +108,7 @@ def test_without_the_global_module_it_is_fedavg(batches: dict[str, int]) -> None
     assert same_weights(without.weights, plain.weights)
     assert without.history == plain.history
     assert without.scores == plain.scores
-    assert without.record["privacy"] is not None
+    assert without.record.privacy == ()
     # ... and with it, it is not.
     assert not same_weights(run().weights, plain.weights)
 
@@ -518,19 +518,20 @@ def test_noised_rows_are_clipped_first() -> None:
 def test_noise_and_what_it_is_worth() -> None:
     plain, noisy = learned(), learned(embedding_noise=2.0, gradient_noise=3.0)
     assert not torch.allclose(plain.embeddings["silo-0"], noisy.embeddings["silo-0"])
-    without = run().record["privacy"]
-    assert without["row_epsilon"]["embeddings"] is None
-    assert without["row_epsilon"]["gradients"] is None
-    assert "an embedding of each of the 60 nodes (width 4)" in without["sentence"]
-    assert "reveals training labels" in without["sentence"]
-    assert "no noise, no protection" in without["sentence"]
-    result = run(embedding_noise=4.0, gradient_noise=40.0)
-    account = result.record["privacy"]["row_epsilon"]
+    (without,) = run().record.privacy
+    assert without.to_dict()["epsilon"] is None
+    assert set(without.details.values()) == {None}
+    assert "an embedding of each of the 60 nodes (width 4)" in without.sentence
+    assert "reveals training labels" in without.sentence
+    assert "no noise, no protection" in without.sentence
+    (account,) = run(embedding_noise=4.0, gradient_noise=40.0).record.privacy
     # A Gaussian of sigma/2 per unit: mu = 2/4, and mu = sqrt(3) * 2/40; they compose in squares.
-    assert 1.0 < account["embeddings"] < 3.0
-    assert 0.0 < account["gradients"] < account["embeddings"] < account["both"]
-    more = run(embedding_noise=8.0, gradient_noise=40.0).record["privacy"]["row_epsilon"]
-    assert more["embeddings"] < account["embeddings"]
+    embeddings, gradients = (account.details[each] for each in ("embeddings", "gradients"))
+    assert 1.0 < embeddings < 3.0
+    assert account.epsilon is not None
+    assert 0.0 < gradients < embeddings < account.epsilon
+    (more,) = run(embedding_noise=8.0, gradient_noise=40.0).record.privacy
+    assert more.details["embeddings"] < embeddings
 
 
 # New nodes

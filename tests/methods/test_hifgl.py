@@ -438,16 +438,19 @@ def test_the_record_counts_nodes_below_the_minimum() -> None:
 def test_noise_below_the_minimum_is_accounted_for() -> None:
     options: dict[str, Any] = {**FIVE, "below_minimum": "noise", "noise_multiplier": 30.0}
     result = train("hifgl", cut(3), **options)
-    (sentence,) = result.record["said"]
+    (sentence,) = result.record.said
     steps = int(sentence.split("at most ")[1].split()[0])
     epsilon = gaussian_epsilon(30.0, steps, 1e-5)
     assert f"({epsilon:.4g}, 1e-05)-differentially private" in sentence
+    (account,) = result.record.privacy
+    assert (account.epsilon, account.delta, account.uses) == (epsilon, 1e-5, steps)
+    assert account.sentence == sentence
     assert steps >= 11  # at least one in each forward pass, each way back and the input
     silent = train("hifgl", cut(3), **{**options, "noise_multiplier": 0.0, "clip": 1e6})
     open_to_all = train("hifgl", cut(3), **OPEN, **FIVE)
     assert open_to_all.weights is not None
     close(silent.weights, open_to_all.weights)  # everybody is heard, nothing is clipped
-    assert "(inf, 1e-05)" in silent.record["said"][0]
+    assert "(inf, 1e-05)" in silent.record.said[0]
 
 
 # Who sees what
@@ -494,12 +497,13 @@ def test_under_setting_silos_there_is_no_device_level() -> None:
 
 def test_bytes_between_silo_and_devices_are_in_the_record() -> None:
     record = train("hifgl", cut(3), setting="devices", **FIVE).record
-    inside = record["bytes"]["between_silo_and_devices"]["silo-0"]
+    assert record.bytes.between_silo_and_devices is not None
+    inside = record.bytes.between_silo_and_devices["silo-0"]
     weights = sum(each.numel() for each in central("gcn").values()) * 4
     nodes = cut(3).silos["silo-0"].num_nodes
     assert inside["up hifgl.DeviceGradients gradients"] == 5 * nodes * weights
     assert inside["down hifgl.Model weights"] % weights == 0
-    assert "between_silo_and_devices" not in train("hifgl", cut(3), **FIVE).record["bytes"]
+    assert train("hifgl", cut(3), **FIVE).record.bytes.between_silo_and_devices is None
 
 
 # Evaluation and files

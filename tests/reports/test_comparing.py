@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,16 +13,18 @@ from scipy import stats
 
 from fedmend.evaluation.metrics import Summary, recovered_share, summarise
 from fedmend.reports.comparing import Paired, against_published, holm, paired, recovered
+from fedmend.runs.record import Figures
+from tests.tiny import some_figures
 
 
-def runs(values: list[float], *, hash_: str = "h", mode: str = "m") -> list[dict[str, Any]]:
+def runs(values: list[float], *, hash_: str | None = "h", mode: str = "m") -> list[Figures]:
     return [
-        {
-            "seed": seed,
-            "split": {"hash": f"{hash_}{seed}"},
-            "evaluation": mode,
-            "result": {"accuracy": value},
-        }
+        some_figures(
+            seed=seed,
+            split={"how": "random", "seed": seed, "hash": hash_ and f"{hash_}{seed}"},
+            evaluation=mode,
+            result={"mode": mode, "accuracy": value, "macro_f1": value, "test_nodes": 1},
+        )
         for seed, value in enumerate(values)
     ]
 
@@ -46,8 +48,10 @@ def test_only_shared_seeds_splits_and_modes_are_paired() -> None:
     assert fewer.difference == summarise([a - b for a, b in zip(ONE[1:], OTHER[1:], strict=True)])
     assert paired("one", runs(ONE), "other", runs(OTHER, hash_="x")) is None
     assert paired("one", runs(ONE), "other", runs(OTHER, mode="x")) is None
+    unseen = runs(ONE, hash_=None)  # of deployed silos nobody can tell
+    assert paired("one", unseen, "other", unseen) is None
     assert paired("one", [], "other", runs(OTHER)) is None
-    untested = [{**run, "result": None} for run in runs(ONE)]
+    untested = [replace(run, result=None) for run in runs(ONE)]
     assert paired("one", untested, "other", runs(OTHER)) is None
 
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 
 from fedmend.reports import guards
+from fedmend.runs.record import Figures
+from tests.tiny import some_figures
 
 
-def record(seed: int = 0, **changes: Any) -> dict[str, Any]:
-    silos = [
-        {"labels": {"a": 6, "b": 2}, "train_nodes": 6, "val_nodes": 1, "test_nodes": 1},
-        {"labels": {"a": 0, "b": 2}, "train_nodes": 0, "val_nodes": 1, "test_nodes": 1},
+def record(seed: int = 0, hash_: str | None = "h", silos: int = 2, **changes: Any) -> Figures:
+    both = [
+        silo({"a": 6, "b": 2}, train_nodes=6, val_nodes=1, test_nodes=1),
+        silo({"a": 0, "b": 2}, train_nodes=0, val_nodes=1, test_nodes=1),
     ]
-    found = {
-        "seed": seed,
-        "split": {"hash": f"h{seed}"},
-        "evaluation": "global-graph",
-        "data": {"per_silo": silos},
-    }
-    return {**copy.deepcopy(found), **changes}
+    data = {"silos": silos, "missing_share": None, "per_silo": both[:silos]}
+    split = {"how": "random", "seed": seed, "hash": hash_ and f"{hash_}{seed}"}
+    return some_figures(**{"seed": seed, "split": split, "data": data, **changes})
+
+
+def silo(labels: dict[str, int], **roles: int) -> dict[str, Any]:
+    return {"name": "x", "nodes": 8, "edges": 8, "labels": labels, **roles}
 
 
 def test_label_skew_and_ratio_by_hand() -> None:
@@ -31,11 +32,10 @@ def test_label_skew_and_ratio_by_hand() -> None:
 
 
 def test_one_silo_has_no_skew_and_no_labels_neither() -> None:
-    one = record()
-    one["data"]["per_silo"] = one["data"]["per_silo"][:1]
-    assert guards.label_skew(one) == 0.0
-    one["data"]["per_silo"][0]["labels"] = {"a": 0, "b": 0}
-    assert guards.label_skew(one) == 0.0
+    assert guards.label_skew(record(silos=1)) == 0.0
+    nobody = silo({"a": 0, "b": 0}, train_nodes=0, val_nodes=0, test_nodes=0)
+    data = {"silos": 1, "missing_share": None, "per_silo": [nobody]}
+    assert guards.label_skew(record(data=data)) == 0.0
 
 
 def test_alike_rows_are_not_warned_about() -> None:
@@ -50,13 +50,16 @@ def test_each_difference_is_told() -> None:
     (mode,) = guards.warnings({"x": base, "y": [record(0, evaluation="own"), record(1)]})
     assert "evaluation differs" in mode
     assert "own (y)" in mode
-    (cut,) = guards.warnings({"x": base, "y": [record(0, split={"hash": "z"}), record(1)]})
+    (cut,) = guards.warnings({"x": base, "y": [record(0, hash_="z"), record(1)]})
     assert "splits differ at seed 0" in cut
-    other = copy.deepcopy(base)
-    for each in other:
-        each["data"]["per_silo"][0]["train_nodes"] = 2
+    less = silo({"a": 6, "b": 2}, train_nodes=2, val_nodes=1, test_nodes=1)
+    data = {"silos": 1, "missing_share": None, "per_silo": [less]}
+    other = [record(seed, data=data) for seed in (0, 1)]
     (ratio,) = guards.warnings({"x": base, "y": other})
     assert "train/val/test differ" in ratio
     assert "60/20/20 (x)" in ratio
+    deployed = [record(0, hash_=None)]
+    (unseen,) = guards.warnings({"x": deployed, "y": deployed})
+    assert "nobody can tell" in unseen
     (seeds,) = guards.warnings({"x": base, "y": base[:1]})
     assert "same seeds" in seeds

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from typing import Any
 import pytest
 
 from fedmend.errors import FedmendError, FileFormatError, SettingsError
+from fedmend.files import typed
 from fedmend.privacy import nfdp
+from fedmend.privacy.account import Account
 from fedmend.reports import charts, page, vega, views
 from fedmend.runs.cells import Cell, Engine, run_cells
 from fedmend.runs.plan import Source
+from fedmend.runs.record import Generator, Projection
 from fedmend.runs.retrace import Retracer, draw
-from tests.tiny import QUICK, tiny_partition
+from tests.tiny import QUICK, account_of, tiny_partition
 
 pytest.importorskip("vl_convert", reason="reports need the extra fedmend[report]")
 
@@ -49,6 +53,15 @@ def read(runs: Path, *, retraced: bool = True) -> list[views.RunView]:
         for view in found:
             view.retraced = retrace(view.saved)
     return found
+
+
+def change(view: views.RunView, **fields: Any) -> None:
+    """Have a view's record say something else."""
+    view.saved = replace(view.saved, record=replace(view.record, **fields))
+
+
+def change_rounds(view: views.RunView, **phases: Any) -> None:
+    change(view, rounds={**view.record.rounds, **phases})
 
 
 def test_runs_are_named_by_what_differs(runs: Path) -> None:
@@ -85,29 +98,29 @@ def test_what_the_charts_hold_is_what_the_records_hold(runs: Path) -> None:
     view = found[0]
     curve = charts.curves(found, "training", "validation_accuracy")
     mine = {v["round"]: v["value"] for v in curve["data"]["values"] if v["run"] == "r0"}
-    recorded = view.record["rounds"]["training"]
+    recorded = view.record.rounds["training"]
     assert mine == {
         int(number): each["validation_accuracy"]
         for number, each in recorded.items()
         if "validation_accuracy" in each
     }
     up = charts.exchanged(view, "up")["data"]["values"]
-    assert sum(v["amount"] for v in up) == view.record["bytes"]["up"]
-    left = view.record["bytes"]["left_by_silo"]
+    assert sum(v["amount"] for v in up) == view.record.bytes.up
+    left = view.record.bytes.left_by_silo
     assert {(v["row"], v["part"]): v["amount"] for v in up} == {
         (silo, kind): size for silo, kinds in left.items() for kind, size in kinds.items()
     }
     by_phase = charts.bytes_per_phase(found)["data"]["values"]
     total = sum(v["amount"] for v in by_phase if v["row"] == view.label)
-    assert total == view.record["bytes"]["up"] + view.record["bytes"]["down"]
+    assert total == view.record.bytes.up + view.record.bytes.down
     labels = charts.label_shares(view)["data"]["values"]
     assert sum(v["amount"] for v in labels if v["row"] == charts.ALL_SILOS) == 90
 
 
 def test_what_a_run_noted_once_is_a_table_and_no_curve(runs: Path) -> None:
     found = read(runs, retraced=False)[:2]
-    found[0].record["rounds"]["generators"] = {"1": {"generated": 3688.0, "generator_loss": 0.5}}
-    found[1].record["rounds"]["generators"] = {"1": {"generated": 12.0}}
+    change_rounds(found[0], generators={1: {"generated": 3688.0, "generator_loss": 0.5}})
+    change_rounds(found[1], generators={1: {"generated": 12.0}})
     once = [("generators", "generated"), ("generators", "generator_loss")]
     assert charts.metrics_of(found, once=True) == once
     assert not set(once) & set(charts.metrics_of(found))
@@ -117,7 +130,7 @@ def test_what_a_run_noted_once_is_a_table_and_no_curve(runs: Path) -> None:
     assert "<td>12</td><td></td>" in text
     assert not [name for name in specs if "generat" in str(specs[name]["title"])]
     # In two rounds it is a curve again, for all of them.
-    found[1].record["rounds"]["generators"]["2"] = {"generated": 13.0}
+    change_rounds(found[1], generators={1: {"generated": 12.0}, 2: {"generated": 13.0}})
     assert ("generators", "generated") in charts.metrics_of(found)
     assert charts.metrics_of(found, once=True) == once[1:]
 
@@ -126,11 +139,12 @@ def test_confusion_agrees_with_the_recorded_accuracy(runs: Path) -> None:
     for view in read(runs):
         counts = view.retraced.confusion
         assert counts is not None, view.retraced.note
-        if view.record["method"] in ("fedavg", "global"):
+        if view.record.method in ("fedavg", "global"):
+            assert view.record.result is not None
             right = sum(counts[i][i] for i in range(len(counts)))
             every = sum(map(sum, counts))
-            assert every == view.record["result"]["test_nodes"]
-            assert right / every == pytest.approx(view.record["result"]["accuracy"])
+            assert every == view.record.result.test_nodes
+            assert right / every == pytest.approx(view.record.result.accuracy)
 
 
 def test_retracing_believes_nothing(runs: Path, tmp_path: Path) -> None:
@@ -179,13 +193,15 @@ def test_a_large_graph_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_panels_that_only_some_methods_fill(runs: Path) -> None:
     found = read(runs, retraced=False)[:1]
-    record = found[0].record
-    record["privacy"] = {"nfdp": nfdp(5, 15, layers=2, epochs=50, rate=0.5).to_dict()}
-    record["generator"] = {
-        "predicted": [0.4, 2.6],
-        "true": [0, 3],
-        "projection": {"generated": [[0.0, 1.0]], "true": [[1.0, 2.0]]},
-    }
+    change(
+        found[0],
+        privacy=(account_of(nfdp(5, 15, layers=2, epochs=50, rate=0.5)),),
+        generator=Generator(
+            predicted=(0.4, 2.6),
+            true=(0, 3),
+            projection=Projection(generated=((0.0, 1.0),), true=((1.0, 2.0),)),
+        ),
+    )
     text, specs = page.build(found)
     assert "The bound is vacuous" in text
     assert "0.3747" in text
@@ -211,28 +227,34 @@ def test_whether_generated_neighbours_differ_from_each_other(
 ) -> None:
     found = read(runs, retraced=False)[:1]
     places = {"generated": generated, "true": [[0.0, -1.0], [0.0, 1.0]]}
-    found[0].record["generator"] = {"predicted": [1], "true": [1], "projection": places}
+    change(
+        found[0], generator=typed(Generator, {"predicted": [1], "true": [1], "projection": places})
+    )
     text, _ = page.build(found)
     assert said in text
     assert said or "times as much" not in text
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("generator", {"predicted": [1], "true": []}),
-        ("generator", {"predicted": ["<b>"], "true": [1]}),
-        ("generator", 3),
-        ("generator", {"predicted": [], "true": [], "projection": {"generated": [[1]]}}),
-        ("privacy", {"nfdp": {"sentence": 3}}),
-        ("privacy", {"nfdp": []}),
-    ],
-)
-def test_malformed_panels_are_told_on_the_page(runs: Path, key: str, value: Any) -> None:
+def test_every_account_is_shown(runs: Path) -> None:
+    """Whatever the mechanism: what holds, for whom, and what the accountant knows."""
     found = read(runs, retraced=False)[:1]
-    found[0].record[key] = value
+    known: dict[str, Any] = {
+        "mechanism": "noise <on> rows",
+        "per": "a node's own row",
+        "delta": 1e-5,
+        "uses": 7,
+    }
+    change(
+        found[0],
+        privacy=(
+            Account(**known, epsilon=1.234567, sentence="It hides.", details={"clip": 0.5}),
+            Account(**known, epsilon=None, sentence="It hides nothing."),
+        ),
+    )
     text, _ = page.build(found)
-    assert "malformed" in text or "predictions for" in text
+    assert text.count("Privacy: noise &lt;on&gt; rows") == 2
+    for shown in ("It hides.", "It hides nothing.", "1.235", "1e-05", "no guarantee", "clip=0.5"):
+        assert shown in text, shown
 
 
 @pytest.mark.parametrize(
@@ -249,9 +271,20 @@ def test_malformed_panels_are_told_on_the_page(runs: Path, key: str, value: Any)
         lambda r: r.pop("bytes"),
         lambda r: r["result"].update(accuracy="high"),
         lambda r: r.update(settings=None),
-        lambda r: r["split"].update(hash=None),
+        lambda r: r["split"].update(hash=3),
         lambda r: r["split"].pop("seed"),
         lambda r: r.pop("dataset"),
+        lambda r: r.update(generator={"predicted": [1], "true": []}),
+        lambda r: r.update(generator={"predicted": ["<b>"], "true": [1]}),
+        lambda r: r.update(generator=3),
+        lambda r: r.update(
+            generator={"predicted": [], "true": [], "projection": {"generated": [[1]], "true": []}}
+        ),
+        lambda r: r.update(privacy=[{"sentence": 3}]),
+        lambda r: r.update(privacy=[3]),
+        lambda r: r.update(privacy={}),
+        lambda r: r.update(versions=None),
+        lambda r: r.update(versions=[1]),
     ],
 )
 def test_what_is_no_record_is_refused(runs: Path, tmp_path: Path, change: Any) -> None:
@@ -262,16 +295,6 @@ def test_what_is_no_record_is_refused(runs: Path, tmp_path: Path, change: Any) -
     path.write_text(json.dumps(record))
     with pytest.raises(FileFormatError, match="not a run's record"):
         views.read_views([tmp_path / "run"])
-
-
-@pytest.mark.parametrize("versions", [None, [1], {}])
-def test_a_record_without_versions_is_shown(runs: Path, tmp_path: Path, versions: Any) -> None:
-    shutil.copytree(runs / "fedavg/global-graph/seed-0", tmp_path / "run")
-    path = tmp_path / "run/record.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "versions": versions}))
-    text, _ = page.build(views.read_views([tmp_path / "run"]))
-    assert "split hash" in text
-    assert "version of torch" not in text
 
 
 def test_a_damaged_ledger_is_refused(runs: Path, tmp_path: Path) -> None:
@@ -307,8 +330,8 @@ def test_texts_cannot_leave_their_place() -> None:
 
 def test_long_curves_are_thinned(runs: Path) -> None:
     found = read(runs, retraced=False)[:1]
-    many = {str(i): {"training_loss": float(i)} for i in range(1, 5001)}
-    found[0].record["rounds"] = {"training": many}
+    many = {i: {"training_loss": float(i)} for i in range(1, 5001)}
+    change_rounds(found[0], training=many)
     values = charts.curves(found, "training", "training_loss")["data"]["values"]
     assert len(values) == charts.MOST_POINTS
     assert (values[0]["round"], values[-1]["round"]) == (1, 5000)

@@ -13,6 +13,8 @@ from fedmend.evaluation.metrics import Share, Summary
 from fedmend.reports import bench_formats, studies, tables
 from fedmend.reports.benches import Block, Line
 from fedmend.reports.comparing import AgainstPublished, Paired
+from fedmend.runs.record import Figures
+from tests.tiny import some_figures
 
 KINDS = ("control", "counts", "framing", "gradients", "metrics", "pseudonyms", "sealed", "shares")
 METHODS = ("feddep-no-dgen", "feddep-no-proto")
@@ -28,21 +30,24 @@ def drawn(shown: RenderableType, width: int) -> str:
     return text
 
 
-def run(seed: int = 0, silos: int = 3, accuracy: float = 0.25) -> dict[str, Any]:
+def run(seed: int = 0, silos: int = 3, accuracy: float = 0.25, **changes: Any) -> Figures:
     left = {f"silo-{i:02d}": dict.fromkeys(KINDS, 1000 * i + 11) for i in range(silos)}
-    return {
-        "method": "feddep",
-        "seed": seed,
-        "dataset": "csbm:nodes=200,classes=3,features=8",
-        "evaluation": "global-graph",
-        "split": {"how": "louvain", "seed": seed, "hash": f"{seed}"},
-        "content_hash": "",
-        "data": {"silos": silos, "missing_share": 0.2},
-        "pooled": False,
-        "result": {"accuracy": accuracy + seed / 100, "macro_f1": 0.125},
-        "bytes": {"up": 235_100_000, "down": 5, "left_by_silo": left},
-        "measured": {"seconds": 13.25},
-    }
+    return some_figures(
+        method="feddep",
+        seed=seed,
+        dataset="csbm:nodes=200,classes=3,features=8",
+        split={"how": "louvain", "seed": seed, "hash": f"{seed}"},
+        data={"silos": silos, "missing_share": 0.2},
+        result={
+            "mode": "global-graph",
+            "accuracy": accuracy + seed / 100,
+            "macro_f1": 0.125,
+            "test_nodes": 1,
+        },
+        bytes={"up": 235_100_000, "down": 5, "left_by_silo": left},
+        measured={"seconds": 13.25},
+        **changes,
+    )
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -60,7 +65,7 @@ def test_what_left_names_every_kind_and_silo(width: int, silos: int) -> None:
 
 
 def test_what_left_of_a_pooled_run_is_everything() -> None:
-    assert "All raw data was pooled" in str(tables.what_left({**run(), "pooled": True}))
+    assert "All raw data was pooled" in str(tables.what_left(run(pooled=True)))
 
 
 def test_the_layout_is_the_widest_that_fits() -> None:

@@ -212,4 +212,4 @@ def test_cells_are_normal_run_folders(tmp_path: Path) -> None:
 
     outcome = run_cells(cells(1), tmp_path, ONE)
     saved = read_run(tmp_path / "fedavg/seed-0")
-    assert saved.record == json.loads(json.dumps(outcome.records["fedavg/seed-0"]))
+    assert saved.record == outcome.records["fedavg/seed-0"]

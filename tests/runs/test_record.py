@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from fedmend.data.partition import Partition
 from fedmend.errors import DataError, FedmendError, FileFormatError, SettingsError, StorageError
 from fedmend.privacy.ledger import Ledger
-from fedmend.runs.record import SavedRun, is_file_name, read_run
+from fedmend.runs.record import SavedRun, is_file_name, read_record, read_run
 from fedmend.runs.train import choose_model, train
 from tests.tiny import QUICK, comparable, same_weights, tiny_partition
 
@@ -35,6 +35,7 @@ def test_what_is_written(tmp_path: Path) -> None:
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert names == ["checkpoint.safetensors", "ledger.csv", "record.json", "weights.safetensors"]
     record = json.loads((tmp_path / "run/record.json").read_text())
+    assert record == result.record.to_dict() == read_run(tmp_path / "run").record.to_dict()
     assert record["method"] == "fedavg"
     assert record["seed"] == 0
     assert record["settings"]["rounds"] == 3
@@ -59,8 +60,8 @@ def test_same_seed_same_files(tmp_path: Path) -> None:
     assert one.keys() == other.keys()
     different = [str(path) for path in one if one[path] != other[path]]
     assert different == ["record.json"]
-    records = (json.loads(files[Path("record.json")]) for files in (one, other))
-    assert comparable(next(records)) == comparable(next(records))
+    first, second = (read_record(tmp_path / name / "record.json") for name in ("one", "other"))
+    assert comparable(first) == comparable(second)
 
 
 def files_in(folder: Path) -> dict[Path, bytes]:
@@ -77,7 +78,10 @@ def test_own_models_are_files_of_their_own(tmp_path: Path) -> None:
     ]
     saved = read_run(tmp_path)
     assert saved.weights is None
-    assert all(same_weights(saved.own_weights(name), OWN.own[name]) for name in saved.own)
+    assert all(
+        same_weights(saved.own_weights(name), OWN.own[name])
+        for name in saved.record.silos_with_own_model
+    )
 
 
 def test_summary_of_the_result_is_short() -> None:
@@ -175,9 +179,40 @@ def test_wrong_entries(folder: Path, name: str, value: Any) -> None:
 
 
 def model_of(saved: SavedRun) -> None:
-    silo = saved.own[0] if saved.own else None
-    method = saved.record["method"]
-    choose_model(method, saved.shape, saved.weights, saved.own, saved.own_weights, silo)
+    own = saved.record.silos_with_own_model
+    choose_model(saved.record, saved.weights, saved.own_weights, own[0] if own else None)
+
+
+def test_a_record_of_the_format_before_is_read(folder: Path) -> None:
+    """What it says of privacy had another form in every method."""
+    nfdp = {"settings": {}, "recomputed": {"sampled": {"epsilon": 2.0, "delta": 0.5}}}
+    for privacy, epsilon in (
+        (None, None),
+        ({"sentence": "x", "nfdp": None}, None),
+        ({"sentence": "x", "nfdp": nfdp}, 2.0),
+        ({"sentence": "x", "dp_sgd": {"epsilon": 3.0, "delta": 1e-5}}, 3.0),
+        ({"sentence": "x", "row_epsilon": {"both": 4.0, "delta": 1e-5}}, 4.0),
+    ):
+        before = {"format": "fedmend run 1", "privacy": privacy}
+        changed(folder, lambda record, before=before: record.update(before))  # type: ignore[misc]
+        accounts = read_run(folder).record.privacy
+        assert [each.epsilon for each in accounts] == ([] if privacy is None else [epsilon])
+        assert all(each.sentence == "x" for each in accounts)
+
+
+def test_a_silos_record_of_the_format_before_is_read(folder: Path) -> None:
+    kept = ("method", "settings", "seed", "model", "label_names", "shared_model")
+    kept = (*kept, "silos_with_own_model")
+
+    def before(record: dict[str, Any]) -> None:
+        mine = {key: record[key] for key in kept}
+        record.clear()
+        engine = {"name": "flare", "silo": "silo-1", "run": "00"}
+        record.update(mine, format="fedmend run 1", engine=engine)
+
+    saved = read_run(changed(folder, before))
+    assert saved.record.engine.silo == "silo-1"
+    assert same_weights(saved.weights, SHARED.weights)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +271,7 @@ def test_names_that_do_not(tmp_path: Path, name: str) -> None:
     graph = PARTITION.silos["silo-0"]
     result = train("local", Partition({name: graph}, "x", None), out=tmp_path, **QUICK)
     saved = read_run(tmp_path)
-    assert saved.own == (name,)
+    assert saved.record.silos_with_own_model == (name,)
     assert same_weights(saved.own_weights(name), result.own[name])
 
 

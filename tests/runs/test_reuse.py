@@ -16,7 +16,7 @@ from fedmend.runs.cells import Cell, Engine, Telling, run_cells
 from fedmend.errors import FileFormatError, SettingsError
 from fedmend.runs.plan import Source
 from fedmend.reports import figures
-from fedmend.runs.record import read_run
+from fedmend.runs.record import Figures, read_record, read_run
 from tests.tiny import QUICK
 
 SOURCE = Source("csbm:nodes=80,classes=3,features=6", 3, "random")
@@ -24,7 +24,7 @@ HERE = Cell("here/seed-0", "fedavg", SOURCE, 0, QUICK)
 THERE = replace(HERE, name="there/another-name")
 
 
-def rounds_of(cell: Cell, out: Path, engine: Engine) -> tuple[int, dict[str, Any]]:
+def rounds_of(cell: Cell, out: Path, engine: Engine) -> tuple[int, Figures]:
     """How many rounds were run for a cell, and its record."""
     ran: list[str] = []
     telling = Telling(round=lambda cell, _: ran.append(cell.name))
@@ -43,7 +43,7 @@ def test_the_same_run_is_taken_over(tmp_path: Path, elsewhere: Path) -> None:
     engine = Engine(workers=1, reuse=(elsewhere,))
     ran, record = rounds_of(HERE, tmp_path / "out", engine)
     assert ran == 0
-    first = json.loads((elsewhere / THERE.name / "record.json").read_text())
+    first = read_record(elsewhere / THERE.name / "record.json")
     assert record == first  # times too
     assert read_run(tmp_path / "out" / HERE.name).record == first  # all that a run folder has
     # A second call finds it in its own place, with the other gone.
@@ -106,7 +106,7 @@ def test_where_files_cannot_be_linked_they_are_copied(
     monkeypatch.setattr(os, "link", another_disk)
     ran, record = rounds_of(HERE, tmp_path / "out", Engine(workers=1, reuse=(elsewhere,)))
     assert ran == 0
-    assert record == json.loads((elsewhere / THERE.name / "record.json").read_text())
+    assert record == read_record(elsewhere / THERE.name / "record.json")
 
 
 def test_a_run_begun_here_is_replaced_by_one_finished_there(
@@ -128,7 +128,7 @@ def test_a_folder_that_is_not_there_is_said_before_anything_runs(tmp_path: Path)
 @pytest.fixture
 def kept(tmp_path: Path, elsewhere: Path) -> Path:
     """A folder with a run's figures and without the run."""
-    record = json.loads((elsewhere / THERE.name / "record.json").read_text())
+    record = read_record(elsewhere / THERE.name / "record.json")
     figures.write(tmp_path / "kept" / "some.jsonl", {THERE.name: record})
     return tmp_path / "kept"
 
@@ -167,13 +167,13 @@ def test_figures_of_other_settings_in_a_cells_folder_are_not_its_own(
     other = replace(HERE, settings={**QUICK, "lr": 0.5})
     ran, record = rounds_of(other, tmp_path / "out", Engine(workers=1))
     assert ran
-    assert record["settings"]["lr"] == 0.5
+    assert record.settings["lr"] == 0.5
 
 
 def test_damaged_figures_are_said_before_anything_runs(tmp_path: Path, kept: Path) -> None:
     path = kept / "some.jsonl"
     path.write_text(path.read_text().replace('"pooled":false', '"pooled":7'))
-    with pytest.raises(FileFormatError, match="pooled is wrong"):
+    with pytest.raises(FileFormatError, match="pooled cannot be 7"):
         run_cells([HERE], tmp_path / "out", Engine(reuse=(kept,)))
     assert not (tmp_path / "out").exists()
     path.write_text("some other lines\n")  # not ours: it may be anything

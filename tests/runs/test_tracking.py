@@ -53,7 +53,7 @@ def wanted(record: Mapping[str, Any]) -> dict[tuple[str, int], float]:
     """Every figure of a record, by name and round."""
     return {
         (f"{phase}/{metric}", int(number)): value
-        for phase, rounds in record["rounds"].items()
+        for phase, rounds in record.rounds.items()
         for number, metrics in rounds.items()
         for metric, value in metrics.items()
     }
@@ -65,7 +65,7 @@ def test_every_figure_is_told_once_at_its_round() -> None:
     told = {key: value for key, value in diary.figures.items() if "bytes" not in key[0]}
     assert told == wanted(record)
     rounds = QUICK["rounds"]
-    assert diary.figures["training/bytes up", rounds] <= record["bytes"]["up"]
+    assert diary.figures["training/bytes up", rounds] <= record.bytes.up
     assert diary.record == record
     assert diary.closed == 1
 
@@ -75,13 +75,13 @@ def test_the_display_still_hears_and_nothing_changes() -> None:
     record = followed(Diary(), Watch(on_round=heard.append))
     assert [moment.round for moment in heard] == [1, 2, 3]
     alone = train("fedavg", tiny_partition(), **QUICK).record
-    assert record["result"] == alone["result"]
+    assert record.result == alone.result
 
 
 def test_a_sink_that_breaks_does_not_stop_the_run() -> None:
     said: list[str] = []
     record = followed(Diary(breaks=True), Watch(on_sentence=said.append))
-    assert record["result"] is not None
+    assert record.result is not None
     assert said == ["Diary follows no longer: OSError disk full"]
 
 
@@ -156,7 +156,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     }
     for key, value in wanted(record).items():
         assert read[key] == pytest.approx(value)
-    assert read["result/test accuracy", 0] == pytest.approx(record["result"]["accuracy"])
+    assert read["result/test accuracy", 0] == pytest.approx(record.result.accuracy)
 
 
 def test_mlflow_reads_what_was_written(tmp_path: Path) -> None:

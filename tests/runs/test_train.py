@@ -57,9 +57,9 @@ def test_seed_may_be_numpys(tmp_path: Any) -> None:
 
 
 def test_default_evaluation_is_the_widest_that_is_possible() -> None:
-    assert train("local", PARTITION, **QUICK).record["evaluation"] == "global-graph"
+    assert train("local", PARTITION, **QUICK).record.evaluation == "global-graph"
     alone = Partition(PARTITION.silos, "x", None)
-    assert train("local", alone, **QUICK).record["evaluation"] == "own-subgraph"
+    assert train("local", alone, **QUICK).record.evaluation == "own-subgraph"
 
 
 def test_model_of() -> None:
@@ -76,10 +76,10 @@ def test_model_of() -> None:
 
 def test_seconds_and_phases_are_measured() -> None:
     result = train("fedavg", PARTITION, **QUICK)
-    measured = result.record["measured"]
+    measured = result.record.measured
     assert result.seconds > 0
-    assert sum(measured["phases"].values()) <= result.seconds
-    assert set(measured["steps"]) == {"train", "validate"}
+    assert sum(measured.phases.values()) <= result.seconds
+    assert set(measured.steps) == {"train", "validate"}
 
 
 def named(partition: Partition, names: list[str]) -> Partition:

@@ -8,10 +8,9 @@ later, or on another machine, is added to them, and the section is written from 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fedmend.bench import Suite
 from fedmend.bench.running import BenchPlan
@@ -19,8 +18,8 @@ from fedmend.errors import FileFormatError, SettingsError
 from fedmend.files import write_bytes
 from fedmend.reports import bench_formats, figures
 from fedmend.reports.benches import Block
-from fedmend.reports.figures import Record
 from fedmend.runs.cells import Cell, Outcome, is_of_other_settings
+from fedmend.runs.record import Figures
 
 
 def figures_of(page: Path, suite: Suite) -> Path:
@@ -67,7 +66,7 @@ def _section(whole: BenchPlan, outcome: Outcome) -> str:
     blocks = [_begun(whole.block(place, outcome)) for place in whole.places]
     blocks = [block for block in blocks if block.lines]
     shown = {cell.name for cell in whole.cells()}
-    runs = [figures.figures(run) for name, run in outcome.records.items() if name in shown]
+    runs = [run for name, run in outcome.records.items() if name in shown]
     return "\n".join(
         [
             f"## {suite.name}",
@@ -87,22 +86,19 @@ def _begun(block: Block) -> Block:
     return replace(block, lines=tuple(line for line in block.lines if line.seeds or line.failed))
 
 
-def _conditions(runs: Iterable[Mapping[str, Any]]) -> list[str]:
+def _conditions(runs: Iterable[Figures]) -> list[str]:
     """When, where and with which versions the runs were made; baselines do not say."""
     days, machines, versions = set(), set(), set()
     for run in runs:
-        found = run["conditions"]
-        days.add(str(run["measured"].get("finished") or "")[:10])
-        machines.add(found.get("machine") or "")
-        versions.add(
-            ", ".join(f"{name} {each}" for name, each in (found.get("versions") or {}).items())
-        )
+        days.add(run.measured.finished[:10])
+        machines.add(run.measured.machine or "")
+        versions.add(", ".join(f"{name} {each}" for name, each in run.versions.items()))
     dates = sorted(days - {""})
     when = [" to ".join(dict.fromkeys((dates[0], dates[-1])))] if dates else []
     return [*when, *(" / ".join(sorted(each - {""})) for each in (machines, versions) if any(each))]
 
 
-def _read_figures(page: Path, whole: BenchPlan) -> dict[str, Record]:
+def _read_figures(page: Path, whole: BenchPlan) -> dict[str, Figures]:
     path = figures_of(page, whole.suite)
     return figures.read(path) if path.exists() else {}
 

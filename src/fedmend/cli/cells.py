@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from fedmend.engines.base import Moment
     from fedmend.runs.cells import Cell, Telling
+    from fedmend.runs.record import Figures
 
 
 class CellsDisplay:
@@ -60,7 +61,7 @@ class CellsDisplay:
         since = self._now[cell.name][0]
         self._now[cell.name] = (since, moment)
 
-    def _finish(self, cell: Cell, record: dict[str, Any]) -> None:
+    def _finish(self, cell: Cell, record: Figures) -> None:
         since, moment = self._now.pop(cell.name)
         self._done += 1
         if moment is not None:  # one that was there already had no round

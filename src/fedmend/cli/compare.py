@@ -22,6 +22,7 @@ def compare(
     names = common.names(methods)
     folder = options.folder("compare")
     with common.Display(options.seeds * len(names)) as display:
+        from fedmend.files import plain
         from fedmend.reports import tables
         from fedmend.reports.summary import summarise_runs
         from fedmend.runs import plan as plans
@@ -31,7 +32,7 @@ def compare(
             found = plans.compare(names, plan, folder, display.watch)
     if options.json:
         summaries = [summarise_runs(runs).as_dict() for runs in found.values()]
-        common.print_json({"folder": str(folder), "methods": summaries, "runs": found})
+        common.print_json({"folder": str(folder), "methods": summaries, "runs": plain(found)})
         return
     console = common.out_console()
     console.print(tables.comparison(found))

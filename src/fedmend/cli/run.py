@@ -19,6 +19,7 @@ def run(
     """Train a method on a federation and test it."""
     folder = options.folder(method)
     with common.Display(options.seeds) as display:
+        from fedmend.files import plain
         from fedmend.reports import tables
         from fedmend.reports.summary import summarise_runs
         from fedmend.runs import plan as plans
@@ -31,11 +32,13 @@ def run(
     if options.seeds > 1:
         plans.write_summary(folder, {method: runs})
     if options.json:
-        common.print_json({**summarise_runs(runs).as_dict(), "folder": str(folder), "runs": runs})
+        common.print_json(
+            {**summarise_runs(runs).as_dict(), "folder": str(folder), "runs": plain(runs)}
+        )
         return
     console = common.out_console()
     console.print(tables.headline(runs))
     console.print(tables.what_left(runs[0]))
-    for sentence in dict.fromkeys(sentence for each in runs for sentence in each["said"]):
+    for sentence in dict.fromkeys(sentence for each in runs for sentence in each.said):
         console.print(f"Note: {sentence}")
     console.print(f"Run folder: {folder}", soft_wrap=True)

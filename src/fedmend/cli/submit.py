@@ -80,13 +80,13 @@ def submit(
             )
     if json:
         summary = summarise_runs([record]).as_dict()
-        common.print_json({**summary, "folder": str(folder), "runs": [record]})
+        common.print_json({**summary, "folder": str(folder), "runs": [record.to_dict()]})
         return
     console = common.out_console()
     console.print(tables.headline([record]))
     console.print(tables.what_left(record))
-    for sentence in record["said"]:
+    for sentence in record.said:
         console.print(f"Note: {sentence}")
-    if record["silos_with_own_model"]:
+    if record.silos_with_own_model:
         console.print("Every silo keeps its own model, in its state folder.")
     console.print(f"Run folder: {folder}", soft_wrap=True)

@@ -51,7 +51,8 @@ class PartitionStatistics:
     per_silo: tuple[SiloStatistics, ...]
 
 
-def _silo_statistics(name: str, graph: Graph) -> SiloStatistics:
+def silo_statistics(name: str, graph: Graph) -> SiloStatistics:
+    """Count a silo's nodes, edges, roles and labels."""
     labels = graph.y[graph.y != UNKNOWN_LABEL]
     counts = torch.bincount(labels, minlength=graph.num_classes)
     return SiloStatistics(
@@ -230,7 +231,7 @@ class Partition:
             mean_edges=sum(graph.num_edges for graph in graphs) / len(self.silos),
             missing_links=missing,
             missing_share=None if missing is None else missing / max(edges, 1),
-            per_silo=tuple(_silo_statistics(name, graph) for name, graph in self.silos.items()),
+            per_silo=tuple(silo_statistics(name, graph) for name, graph in self.silos.items()),
         )
 
     @cached_property

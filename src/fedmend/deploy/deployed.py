@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from fedmend.engines.endpoint import Plan
 from fedmend.engines.flare import ANSWER_WITHIN, Flare, Line
 from fedmend.engines.wire import MESSAGE_LIMIT
 from fedmend.errors import SettingsError
-from fedmend.files import read_json, write_json
+from fedmend.files import write_json
 from fedmend.methods import Method
+from fedmend.privacy.account import Account, no_account
 from fedmend.runs import record as records
+from fedmend.runs.record import Data, Engine
 from fedmend.runs.train import choose, fingerprint, identity, make_record
 
 PLAN = "plan.json"
@@ -95,9 +97,9 @@ def is_finished(plan: Mapping[str, Any], folder: Path) -> bool:
     """Whether the folder holds this very run, finished; an error if it holds another one."""
     if not (folder / records.RECORD).exists():
         return False
-    record = read_json(folder / records.RECORD)
-    earlier = {**record, "silos": record["engine"]["silos"]}
-    more = plan["settings"]["rounds"] > earlier["settings"]["rounds"]
+    record = records.read_record(folder / records.RECORD)
+    more = plan["settings"]["rounds"] > record.settings["rounds"]
+    earlier = {**vars(record), "silos": list(record.silos)}
     check_same_run(earlier, plan, *(["rounds"] if more else []))
     return not more
 
@@ -151,34 +153,39 @@ def train_deployed(
         engine.ledger,
         dataset=None,
         # Of the silos' data the server knows nothing but what the method's messages said.
-        data={"silos": len(plan["silos"]), "missing_share": None},
-        about={"name": "flare", "threads": threads, "run": plan["run"], "silos": plan["silos"]},
+        data=Data(silos=len(plan["silos"]), missing_share=None),
+        about=Engine(name="flare", threads=threads, run=plan["run"], silos=tuple(plan["silos"])),
         shape=config.shape(engine.schema),
         shared=weights is not None,
         own=final.own,
         pooled=False,
         scores=final.scores,
+        privacy=privacy_accounts(chosen, config, final.privacy_facts, plan["silos"]),
         seconds=now - started,
         phases={"set-up": set_up, **engine.timings.phases, "evaluation": now - testing},
     )
-    record["privacy"] = privacy_account(chosen, config, final.privacy_facts, plan["silos"])
     records.write_run(folder, record, weights, {}, engine.ledger)
 
 
-def privacy_account(
+def privacy_accounts(
     method: Method, config: Any, facts: Mapping[str, Mapping[str, float]], silos: list[str]
-) -> dict[str, Any] | None:
-    """The method's privacy account, from what silos told of themselves at the end of the run."""
+) -> list[Account]:
+    """The method's privacy accounts, from what silos told of themselves at the end of the run."""
     if not facts:
-        return None  # nobody is left to ask
+        return []  # nobody is left to ask
     try:
         found = method.privacy(config, facts)
     except (LookupError, ValueError, ArithmeticError, SettingsError) as error:
         # Counts that cannot be, or a package that is not there: the run itself is finished.
         why = str(error) if isinstance(error, SettingsError) else "some silo's counts cannot be"
-        return {"sentence": f"There is no account of this run: {why}."}
+        return [no_account(why)]
     missing = sorted(set(silos) - set(facts))
-    if found is not None and missing:
-        sentence = f"{found['sentence']} Not counted, since lost by then: {', '.join(missing)}."
-        found = {**found, "sentence": sentence, "without": missing}
-    return found
+    if not missing:
+        return found
+    said = f"Not counted, since lost by then: {', '.join(missing)}."
+    return [
+        replace(
+            each, sentence=f"{each.sentence} {said}", details={**each.details, "without": missing}
+        )
+        for each in found
+    ]

@@ -35,6 +35,7 @@ from fedmend.methods import find
 from fedmend.privacy.ledger import Ledger
 from fedmend.reports.tables import human_bytes
 from fedmend.runs import record as records
+from fedmend.runs.record import Record
 from fedmend.runs.train import Result, choose, train
 
 CONNECT_WITHIN = 120.0
@@ -138,33 +139,33 @@ def rehearse(
 
 
 def _compared(
-    record: Mapping[str, Any],
+    record: Record,
     result: Result,
     run: Path,
     stage: Stage,
     seconds: tuple[float, float, float],
 ) -> Rehearsal:
-    weights = load_file(run / records.WEIGHTS) if record["shared_model"] else None
-    own = {name: stage.own_weights(name, record) for name in record["silos_with_own_model"]}
+    weights = load_file(run / records.WEIGHTS) if record.shared_model else None
+    own = {name: stage.own_weights(name, record) for name in record.silos_with_own_model}
     same = equal(weights, result.weights) and own.keys() == result.own.keys()
     same = same and all(equal(own[name], result.own[name]) for name in own)
     entries = Ledger.from_csv((run / records.LEDGER).read_text()).entries
     rows = [entry for entry in entries if not of_the_platform(entry)]
-    scores = result.record["result"]
+    scores = result.record.result
     return Rehearsal(
         method=result.method.name,
         silos=len(stage.silos),
         same_weights=same,
         same_ledger=rows == result.ledger.entries,
-        same_scores=record["result"] == scores,
+        same_scores=record.result == scores,
         ledger_rows=len(rows),
         bytes_up=sum(row.bytes for row in rows if row.direction == "up"),
         platform_bytes=sum(each.bytes for each in entries) - sum(each.bytes for each in rows),
-        accuracy=None if scores is None else scores["accuracy"],
+        accuracy=None if scores is None else scores.accuracy,
         seconds_to_connect=seconds[0],
         seconds_deployed=seconds[1],
         seconds_in_process=seconds[2],
-        noise=choose(result.method.name, result.record["settings"])[1].hides_with_noise,
+        noise=choose(result.method.name, result.record.settings)[1].hides_with_noise,
     )
 
 
@@ -195,9 +196,9 @@ class Stage:
     def graph(self, silo: str) -> Path:
         return self.root / "graphs" / silo
 
-    def own_weights(self, silo: str, record: Mapping[str, Any]) -> dict[str, Tensor]:
+    def own_weights(self, silo: str, record: Record) -> dict[str, Tensor]:
         """The model that a silo kept to itself: only here, where we are all of them."""
-        folder = self.state(silo) / "runs" / record["engine"]["run"]
+        folder = self.state(silo) / "runs" / str(record.engine.run)
         return load_file(folder / records.OWN_WEIGHTS / f"{silo}.safetensors")
 
     def start(self, party: str, kit: Path | None = None) -> None:

@@ -26,6 +26,7 @@ from fedmend.engines.printable import printable
 from fedmend.errors import FederationError, RefusedError, SettingsError, UnknownNameError
 from fedmend.files import make_folder, read_json, replacing, storage_errors, write_json
 from fedmend.runs import record as records
+from fedmend.runs.record import Record
 
 DEPLOYMENT = "deployment.json"
 """In a run's folder at the submitter: how to find the run again at the server."""
@@ -103,7 +104,7 @@ def submit(
     silos: list[str] | None = None,
     resume: bool = False,
     **options: Any,
-) -> dict[str, Any]:
+) -> Record:
     """Have a run done by a deployed federation; its record, when its folder is written.
 
     Args:
@@ -216,7 +217,7 @@ def _job_of(opened: Any, run: str) -> str:
     return next(str(each["job_id"]) for each in jobs if each["job_name"].endswith(f"-{run}"))
 
 
-def _follow(opened: Any, job: str, out: Path, watch: Watch) -> dict[str, Any]:
+def _follow(opened: Any, job: str, out: Path, watch: Watch) -> Record:
     """Show what a job tells until it ends, and fetch what it leaves."""
     seen, asked_to_stop, last_heard = 0, False, time.monotonic()
     while True:
@@ -235,7 +236,7 @@ def _follow(opened: Any, job: str, out: Path, watch: Watch) -> dict[str, Any]:
             if ended == "finished":
                 _fetch_all(opened, job, event["files"], out)
                 _ask(opened, job, {"ask": "bye"})
-                return records.read_run(out).record
+                return records.read_record(out / records.RECORD)
             if ended is not None:
                 _ask(opened, job, {"ask": "bye"})
                 _raise(ended, event)

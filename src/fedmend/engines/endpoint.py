@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +26,7 @@ from torch import Tensor
 from fedmend import __version__
 from fedmend.config import make
 from fedmend.data.border import Border, edge_digests
+from fedmend.data.partition import silo_statistics
 from fedmend.engines import checkpoint, wire
 from fedmend.engines.computing import computing_with
 from fedmend.engines.printable import printable
@@ -34,10 +35,11 @@ from fedmend.errors import (
     FederationError,
     FedmendError,
     RefusedError,
+    SettingsError,
     StorageError,
     WireError,
 )
-from fedmend.evaluation.evaluate import count_silo, score_silo
+from fedmend.evaluation.evaluate import Scores, count_silo, score_silo
 from fedmend.evaluation.metrics import figures_of
 from fedmend.federation import (
     Nothing,
@@ -50,8 +52,12 @@ from fedmend.federation import (
 )
 from fedmend.graph import Graph, feature_arrays, hash_of_names
 from fedmend.methods import Method, find
+from fedmend.models.backbones import ModelShape
+from fedmend.privacy.account import no_account
 from fedmend.privacy.ledger import Entry, Kind, Ledger
 from fedmend.privacy.policy import Policy
+from fedmend.runs import record as records
+from fedmend.runs.record import Data, Engine, Record, Split
 from fedmend.training.streams import DeployedSeed
 
 PlatformPhase = Literal["handshake", "checkpoints", "evaluation"]
@@ -170,6 +176,8 @@ class SiloEndpoint:
         self._border: Border | None = None
         self._silo: SiloBase | None = None
         self._last_said, self._last_phase = 0.0, ""
+        self._started = time.perf_counter()
+        self._seconds: dict[str, float] = {}  # by phase, of its own steps
 
     # Called by the line
 
@@ -223,8 +231,11 @@ class SiloEndpoint:
             self._count(phase, round_number, "down", given, len(request))
             if not step.startswith(ENDPOINT):
                 self._say_where(phase, round_number)
+            started = time.perf_counter()
             with computing_with(self._plan.threads if self._plan else 1):
                 found = perform(given)
+            took = time.perf_counter() - started
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + took
             if type(found) is not promised:
                 raise WireError(f"{step} gave {type(found).__name__}, which it does not declare")
             reply = wire.encode(found)
@@ -353,8 +364,6 @@ class SiloEndpoint:
 
     def score(self, final: FinalModel) -> FinalFigures:
         """Test the final model on this silo's test nodes, and keep it here."""
-        from fedmend.runs.record import FORMAT, write_run
-
         plan, method = self._known()
         graph = self._data()
         shape = self._config.shape(Schema(graph.num_features, graph.label_names))
@@ -372,27 +381,68 @@ class SiloEndpoint:
         elif tested:
             mended = self._built().mended_graph() or graph
             figures = score_silo(shape, weights, mended, self._built().mended_embeddings())
-        record = {
-            "format": FORMAT,
-            "method": method.name,
-            "settings": dataclasses.asdict(self._config),
-            "seed": plan.seed,
-            "model": dataclasses.asdict(shape),
-            "label_names": list(graph.label_names),
-            "shared_model": final.shared,
-            "silos_with_own_model": [] if final.shared else [self.name],
-            "engine": {"name": "flare", "silo": self.name, "run": plan.run},
-        }
         shared, own = (weights, {}) if final.shared else (None, {self.name: weights})
+        facts = method.privacy_facts(self._config, graph)
+        record = self._record(final.shared, shape, figures if tested else None, tested, facts)
         folder = self._folder_of(plan.run)
-        write_run(folder, record, shared, own, self.ledger)
+        records.write_run(folder, record, shared, own, self.ledger)
         self._tell(f"finished; its model and ledger are in {folder}")
         return FinalFigures(
             **figures,
             test_nodes=tested,
             own_model=not final.shared,
             by_class=by_class,
-            privacy_facts=method.privacy_facts(self._config, graph),
+            privacy_facts=facts,
+        )
+
+    def _record(
+        self,
+        shared: bool,
+        shape: ModelShape,
+        figures: Mapping[str, float] | None,
+        tested: int,
+        facts: Mapping[str, float],
+    ) -> Record:
+        """This silo's side of the run: of the others it knows the names."""
+        plan, method = self._known()
+        graph, mode = self._data(), method.deployed_evaluation
+        try:
+            accounts = method.privacy(self._config, {self.name: facts})
+        except SettingsError as error:  # the package that computes it is not there
+            accounts = [no_account(str(error))]
+        scores = None
+        if figures is not None:
+            scores = Scores(mode, **figures, test_nodes=tested, by_silo={self.name: {**figures}})
+        silos = tuple(json.loads(plan.silos))
+        return Record(
+            method=method.name,
+            settings=dataclasses.asdict(self._config),
+            seed=plan.seed,
+            evaluation=mode,
+            split=Split(how="deployed", seed=None, hash=None),
+            content_hash=None,
+            dataset=None,
+            data=Data(
+                silos=len(silos),
+                missing_share=None,
+                per_silo=(silo_statistics(self.name, graph),),
+            ),
+            pooled=False,
+            result=scores,
+            bytes=records.sent(self.ledger),
+            measured=records.measured_now(
+                seconds=time.perf_counter() - self._started, phases=self._seconds
+            ),
+            versions=records.versions(),
+            engine=Engine(
+                name="flare", threads=plan.threads, run=plan.run, silos=silos, silo=self.name
+            ),
+            model=shape,
+            label_names=graph.label_names,
+            feature_names_hash=hash_of_names(graph.feature_names),
+            shared_model=shared,
+            silos_with_own_model=() if shared else (self.name,),
+            privacy=tuple(accounts),
         )
 
     def _known(self) -> tuple[Plan, Method]:

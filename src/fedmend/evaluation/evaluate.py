@@ -12,7 +12,7 @@ Modes (the papers use different ones; every result names its own):
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class Scores:
     accuracy: float
     macro_f1: float
     test_nodes: int
-    by_silo: dict[str, dict[str, float]]
+    by_silo: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def model_with(shape: ModelShape, weights: Weights) -> Backbone:

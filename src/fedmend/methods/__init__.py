@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from fedmend.federation import SiloBase
     from fedmend.graph import Graph
+    from fedmend.privacy.account import Account
 
 
 @dataclass(frozen=True)
@@ -107,14 +108,13 @@ class Method:
         found: dict[str, float] = self._load("privacy_facts")(settings, graph)
         return found
 
-    def privacy(
-        self, settings: Any, facts: Mapping[str, Mapping[str, float]]
-    ) -> dict[str, Any] | None:
-        """What the method's privacy claim comes to for a run; None if it makes none.
+    def privacy(self, settings: Any, facts: Mapping[str, Mapping[str, float]]) -> list[Account]:
+        """An account of every mechanism by which the method hides something; [] if there is none.
 
-        facts: `privacy_facts` of every silo.
+        facts: `privacy_facts` of every silo. What only the run itself can tell, the server says by
+        `Federation.account`.
         """
-        return self._load("privacy")(settings, facts) if self._has("privacy") else None
+        return self._load("privacy")(settings, facts) if self._has("privacy") else []
 
     @property
     def predict_silo(self) -> Callable[..., Tensor] | None:

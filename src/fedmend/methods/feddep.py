@@ -43,11 +43,10 @@ Where this follows the released code, or neither it nor the paper:
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -68,6 +67,7 @@ from fedmend.methods import fedavg
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.encoder import Encoder
 from fedmend.models.features import Features
+from fedmend.privacy.account import Account, finite
 from fedmend.privacy.accountants.gaussian import gaussian_epsilon
 from fedmend.privacy.accountants.nfdp import account, count_degrees, deciding_degrees
 from fedmend.privacy.ledger import Kind
@@ -693,28 +693,44 @@ def privacy_facts(settings: FedDEPSettings, graph: Graph) -> dict[str, float]:
     return {str(degree): float(count) for degree, count in degrees.items()}
 
 
-def privacy(settings: FedDEPSettings, facts: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """What theorem 3.1 comes to for this run: kept in its record."""
+def privacy(settings: FedDEPSettings, facts: Mapping[str, Mapping[str, float]]) -> list[Account]:
+    """What theorem 3.1, or DP-SGD's noise, comes to for this run."""
     if settings.protection == "dp-sgd":
-        return dp_sgd_account(settings, [int(each["training_nodes"]) for each in facts.values()])
+        return [dp_sgd_account(settings, [int(each["training_nodes"]) for each in facts.values()])]
+    # One epoch more: the embeddings behind the prototypes are computed on a draw of their own.
+    epochs = settings.encoder_epochs + 1
+    mechanism, per = "neighbour sampling (NFDP)", "an edge"
+    uses = settings.depth * epochs
     if settings.fan_out == ALL_NEIGHBOURS:
-        return {"nfdp": None, "sentence": "All neighbours are heard: NFDP protects nothing here."}
+        why = "All neighbours are heard: NFDP protects nothing here."
+        return [
+            Account(mechanism=mechanism, per=per, epsilon=None, delta=1.0, uses=uses, sentence=why)
+        ]
     counts: Counter[int] = Counter()
     for each in facts.values():
         counts.update({int(degree): int(count) for degree, count in each.items()})
-    # One epoch more: the embeddings behind the prototypes are computed on a draw of their own.
-    epochs = settings.encoder_epochs + 1
-    found = account(settings.fan_out, None, settings.depth, epochs, settings.rate, 1e-5, counts)
-    sentence = found.sentence
+    worth = account(settings.fan_out, None, settings.depth, epochs, settings.rate, 1e-5, counts)
+    sentence = worth.sentence
     if settings.exchange == "gradients":
         sentence += " The exchange of embeddings and gradients is not in this arithmetic at all."
-    return {"nfdp": found.to_dict(), "sentence": sentence}
+    bound = worth.recomputed.sampled
+    return [
+        Account(
+            mechanism=mechanism,
+            per=per,
+            epsilon=bound.epsilon,
+            delta=bound.delta,
+            uses=uses,
+            sentence=sentence,
+            details=worth.to_dict(),
+        )
+    ]
 
 
 DELTA = 1e-5
 
 
-def dp_sgd_account(settings: FedDEPSettings, nodes: Sequence[int]) -> dict[str, Any]:
+def dp_sgd_account(settings: FedDEPSettings, nodes: Sequence[int]) -> Account:
     """What DP-SGD's noise is worth: for batches as they are, and as such figures usually are given.
 
     Batches are the parts of a shuffled epoch, so a loss term is in one noised gradient per epoch:
@@ -724,29 +740,27 @@ def dp_sgd_account(settings: FedDEPSettings, nodes: Sequence[int]) -> dict[str, 
     epochs = settings.encoder_epochs + settings.rounds * settings.local_epochs
     epsilon = gaussian_epsilon(settings.noise, epochs, DELTA)
     sampled = max(_if_sampled(settings, each, epochs) for each in sorted(set(nodes)))
-    return {
-        "dp_sgd": {
-            "epsilon": _finite(epsilon),
-            "epsilon_if_sampled": _finite(sampled),
-            "delta": DELTA,
-            "epochs": epochs,
-            "noise_multiplier": settings.noise,
-            "clip": settings.clip,
-        },
-        "sentence": (
+    return Account(
+        mechanism="DP-SGD",
+        per="a loss term of local GNN and classifier",
+        epsilon=epsilon,
+        delta=DELTA,
+        uses=epochs,
+        sentence=(
             f"DP-SGD: epsilon {epsilon:.3g} at delta {DELTA:g} per loss term of local GNN and "
             f"classifier ({sampled:.3g} if batches were drawn by Poisson sampling, which they are "
             "not). It is no guarantee per edge or node, which enter many loss terms, and the "
             "generator is trained without noise."
         ),
-    }
+        details={
+            "epsilon_if_sampled": finite(sampled),
+            "noise_multiplier": settings.noise,
+            "clip": settings.clip,
+        },
+    )
 
 
 def _if_sampled(settings: FedDEPSettings, nodes: int, epochs: int) -> float:
     batch = min(settings.batch_size or nodes, nodes)
     steps = epochs * -(-nodes // batch)
     return gaussian_epsilon(settings.noise, steps, DELTA, batch / nodes)
-
-
-def _finite(epsilon: float) -> float | None:
-    return epsilon if math.isfinite(epsilon) else None

@@ -39,7 +39,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -61,6 +61,7 @@ from fedmend.methods.fedavg import Validation
 from fedmend.models.autoencoder import GraphAutoencoder
 from fedmend.models.backbones import Backbone, ModelShape
 from fedmend.models.learned_graph import LearnedGraph
+from fedmend.privacy.account import Account, finite
 from fedmend.privacy.accountants.gaussian import gaussian_epsilon
 from fedmend.privacy.ledger import Kind
 from fedmend.runs.node_memory import NodeMemory
@@ -528,10 +529,10 @@ def privacy_facts(settings: FedGGRSettings, graph: Graph) -> dict[str, float]:
     return {"nodes": float(graph.num_nodes)} if settings.global_width else {}
 
 
-def privacy(settings: FedGGRSettings, facts: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+def privacy(settings: FedGGRSettings, facts: Mapping[str, Mapping[str, float]]) -> list[Account]:
     """What the server was given, and what the noise on it is worth, if there is any."""
     if not settings.global_width:
-        return {"sentence": "Without the global module nothing but FedAvg's messages is sent."}
+        return []  # nothing but FedAvg's messages is sent
     nodes = sum(int(each["nodes"]) for each in facts.values())
     # A row may be replaced by any other: twice the clipping norm apart.
     embeddings = gaussian_epsilon(settings.embedding_noise / 2.0, 1, DELTA)
@@ -540,20 +541,25 @@ def privacy(settings: FedGGRSettings, facts: Mapping[str, Mapping[str, float]]) 
     if settings.embedding_noise and settings.gradient_noise:
         squares = 1 / settings.embedding_noise**2 + settings.rounds / settings.gradient_noise**2
         both = gaussian_epsilon(0.5 / math.sqrt(squares), 1, DELTA)
-    figures = {"embeddings": embeddings, "gradients": gradients, "both": both}
-    finite = {key: each if math.isfinite(each) else None for key, each in figures.items()}
-    return {
-        "row_epsilon": {**finite, "delta": DELTA, "rounds": settings.rounds},
-        "sentence": (
-            f"The server is given an embedding of each of the {nodes} nodes (width "
-            f"{settings.embedding}) and, in every round, the gradient of every node's row, which "
-            "reveals training labels unless it is noised. "
-            + _worth("Embeddings", embeddings)
-            + _worth("Gradients of all rounds", gradients)
-            + "These hold for one node's own row: its neighbours' rows and the weights depend on "
-            "it as well and are not counted."
-        ),
-    }
+    return [
+        Account(
+            mechanism="Gaussian noise on embeddings and gradients",
+            per="a node's own row",
+            epsilon=both,
+            delta=DELTA,
+            uses=1 + settings.rounds,
+            sentence=(
+                f"The server is given an embedding of each of the {nodes} nodes (width "
+                f"{settings.embedding}) and, in every round, the gradient of every node's row, "
+                "which reveals training labels unless it is noised. "
+                + _worth("Embeddings", embeddings)
+                + _worth("Gradients of all rounds", gradients)
+                + "These hold for one node's own row: its neighbours' rows and the weights depend "
+                "on it as well and are not counted."
+            ),
+            details={"embeddings": finite(embeddings), "gradients": finite(gradients)},
+        )
+    ]
 
 
 def _worth(what: str, epsilon: float) -> str:

@@ -42,6 +42,7 @@ from fedmend.errors import FederationError
 from fedmend.federation import Federation, Nothing, message
 from fedmend.graph import Graph
 from fedmend.models.backbones import build
+from fedmend.privacy.account import Account
 from fedmend.privacy.accountants.gaussian import gaussian_epsilon
 from fedmend.privacy.ledger import Kind
 from fedmend.secret.participant import Greeting, Participant, SharedModel
@@ -333,7 +334,16 @@ def _say_epsilon(silos: Federation[Silo], settings: HiFGLSettings, state: Memory
         return
     steps = int(state.noised)
     epsilon = gaussian_epsilon(settings.noise_multiplier, steps, settings.delta)
-    silos.say(
-        f"messages to nodes below the minimum had noise: a node's own messages, at most {steps} "
-        f"of them, are ({epsilon:.4g}, {settings.delta:g})-differentially private"
+    silos.account(
+        Account(
+            mechanism="Gaussian noise on messages to nodes below the minimum",
+            per="a node's own messages",
+            epsilon=epsilon,
+            delta=settings.delta,
+            uses=steps,
+            sentence=(
+                "messages to nodes below the minimum had noise: a node's own messages, at most "
+                f"{steps} of them, are ({epsilon:.4g}, {settings.delta:g})-differentially private"
+            ),
+        )
     )

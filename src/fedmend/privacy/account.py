@@ -66,6 +66,18 @@ class Account:
         return cls(**{**given, "details": dict(details)})
 
 
+def no_account(why: str) -> Account:
+    """In place of an account that could not be computed."""
+    return Account(
+        mechanism="unknown",
+        per="unknown",
+        epsilon=None,
+        delta=1.0,
+        uses=0,
+        sentence=f"There is no account of this run: {why}.",
+    )
+
+
 def finite(epsilon: float | None) -> float | None:
     """An epsilon as an account has it: None stands for "none holds"."""
     return epsilon if epsilon is not None and math.isfinite(epsilon) else None

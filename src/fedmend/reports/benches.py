@@ -6,7 +6,7 @@ A block is one dataset, split and number of silos. It says of its split what a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -22,8 +22,7 @@ from fedmend.reports.comparing import (
 )
 from fedmend.reports.summary import summarise_runs
 from fedmend.reports.tables import human_bytes
-
-Record = Mapping[str, Any]
+from fedmend.runs.record import Figures
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Given:
     label: str
     method: str
     baseline: bool
-    runs: Sequence[Record]
+    runs: Sequence[Figures]
     failed: int
     published: Published | None
     between: tuple[str, str] | None
@@ -137,20 +136,20 @@ def block(dataset: str, split: str, silos: int, base: str, given: Sequence[Given
         for each in given
         if each.between and each.label not in each.between
     }
-    shares = [run["data"]["missing_share"] for run in every]
+    shares = [run.data.missing_share for run in every]
     known = [share for share in shares if share is not None]
     return Block(
         dataset=dataset,
         split=split,
         silos=silos,
         base=base,
-        evaluation=" / ".join(sorted({run["evaluation"] for run in every})),
+        evaluation=" / ".join(sorted({run.evaluation for run in every})),
         ratio=" or ".join(
             sorted({"/".join(f"{100 * s:.0f}" for s in guards.ratio(run)) for run in every})
         ),
         missing_share=sum(known) / len(known) if known else None,
         label_skew=sum(map(guards.label_skew, every)) / len(every) if every else None,
-        hashes={run["seed"]: run["split"]["hash"] for run in every},
+        hashes={run.seed: run.split.hash or "" for run in every},
         lines=tuple(_line(each, by_row.get(each.label), won.get(each.label)) for each in given),
         pairs=tuple(pairs),
         warnings=tuple(guards.warnings(runs_of)),
@@ -187,7 +186,7 @@ def _line(given: Given, test: Paired | None, won: Share | str | None) -> Line:
         given.label,
         given.method,
         given.baseline,
-        seeds=tuple(run["seed"] for run in given.runs),
+        seeds=tuple(run.seed for run in given.runs),
         failed=given.failed,
         accuracy=summary.accuracy,
         macro_f1=summary.macro_f1,

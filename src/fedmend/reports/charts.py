@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedmend.reports.views import Drawing, RunView
+from fedmend.runs.record import Projection
 
 Spec = dict[str, Any]
 
@@ -56,7 +57,7 @@ def metrics_of(views: Sequence[RunView], *, once: bool = False) -> list[tuple[st
     """
     most: dict[tuple[str, str], int] = {}
     for view in views:
-        for phase, rounds in view.record["rounds"].items():
+        for phase, rounds in view.record.rounds.items():
             noted = Counter(metric for metrics in rounds.values() for metric in metrics)
             for metric, times in noted.items():
                 most[phase, metric] = max(times, most.get((phase, metric), 0))
@@ -95,7 +96,7 @@ def curves(views: Sequence[RunView], phase: str, metric: str, *, legend: bool = 
     values = [
         {"run": curve_key(i), "round": number, "value": value}
         for i, view in enumerate(views)
-        for number, value in _thinned(view.record["rounds"].get(phase, {}), metric)
+        for number, value in _thinned(view.record.rounds.get(phase, {}), metric)
     ]
     keys = [curve_key(i) for i in range(len(views))]
     names = {curve_key(i): view.label for i, view in enumerate(views)}
@@ -161,9 +162,9 @@ def curves(views: Sequence[RunView], phase: str, metric: str, *, legend: bool = 
 _NEAR = {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout"}
 
 
-def _thinned(rounds: Mapping[str, Mapping[str, float]], metric: str) -> list[tuple[int, float]]:
+def _thinned(rounds: Mapping[int, Mapping[str, float]], metric: str) -> list[tuple[int, float]]:
     """(round, value) of a metric, at most MOST_POINTS of them, the ends among them."""
-    every = sorted((int(n), each[metric]) for n, each in rounds.items() if metric in each)
+    every = sorted((n, each[metric]) for n, each in rounds.items() if metric in each)
     if len(every) <= MOST_POINTS:
         return every
     step = (len(every) - 1) / (MOST_POINTS - 1)
@@ -237,7 +238,7 @@ def time_per_phase(views: Sequence[RunView]) -> Spec:
     amounts = {
         (view.label, phase): float(seconds)
         for view in views
-        for phase, seconds in view.record["measured"]["phases"].items()
+        for phase, seconds in view.record.measured.phases.items()
     }
     parts = list(dict.fromkeys(phase for _, phase in amounts))
     return _bars(
@@ -310,15 +311,15 @@ ALL_SILOS = "all silos"
 
 def label_shares(view: RunView) -> Spec:
     """Each silo's classes beside all silos' (FedSage, figure 4)."""
-    silos = view.record["data"]["per_silo"]
+    silos = view.record.data.per_silo
     whole: Counter[str] = Counter()
     for silo in silos:
-        whole.update(silo["labels"])
-    classes = list(silos[0]["labels"]) if silos else []
-    shown = [ALL_SILOS, *(silo["name"] for silo in silos[:MOST_SILOS])]
+        whole.update(silo.labels)
+    classes = list(silos[0].labels) if silos else []
+    shown = [ALL_SILOS, *(silo.name for silo in silos[:MOST_SILOS])]
     amounts = {(ALL_SILOS, name): float(whole[name]) for name in classes}
     for silo in silos[:MOST_SILOS]:
-        amounts.update({(silo["name"], name): float(n) for name, n in silo["labels"].items()})
+        amounts.update({(silo.name, name): float(n) for name, n in silo.labels.items()})
     some = f" (first {MOST_SILOS} of {len(silos)} silos)" if len(silos) > MOST_SILOS else ""
     return _bars(
         "Classes in each silo" + some,
@@ -520,11 +521,11 @@ def predicted_counts(predicted: Sequence[float], true: Sequence[float]) -> Spec:
     )
 
 
-def projection(places: Mapping[str, Sequence[tuple[float, float]]]) -> Spec:
+def projection(places: Projection) -> Spec:
     """Where generated neighbours land among the true ones, in two dimensions."""
     values = [
         {"x": round(x, 4), "y": round(y, 4), "kind": kind}
-        for kind, spots in places.items()
+        for kind, spots in vars(places).items()
         for x, y in spots[:2000]
     ]
     axis = {"type": "quantitative", "scale": {"zero": False}, "axis": None}

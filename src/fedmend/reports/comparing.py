@@ -15,8 +15,8 @@ from fedmend.evaluation.metrics import (
     student_quantile,
     summarise,
 )
-
-Record = Mapping[str, Any]
+from fedmend.reports.summary import same_test
+from fedmend.runs.record import Figures
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,9 @@ class Paired:
         return asdict(self)
 
 
-def paired(row: str, runs: Sequence[Record], base: str, others: Sequence[Record]) -> Paired | None:
+def paired(
+    row: str, runs: Sequence[Figures], base: str, others: Sequence[Figures]
+) -> Paired | None:
     """The paired test of two rows; None where no seed has both on the same split and mode."""
     differences = [one - other for one, other in _shared(runs, others)]
     if not differences:
@@ -84,25 +86,25 @@ def paired(row: str, runs: Sequence[Record], base: str, others: Sequence[Record]
 
 
 def recovered(
-    runs: Sequence[Record], base: Sequence[Record], ceiling: Sequence[Record]
+    runs: Sequence[Figures], base: Sequence[Figures], ceiling: Sequence[Figures]
 ) -> Share | None:
     """The share of the way from base to ceiling that a row goes; None where it is undefined."""
     shared = _shared(runs, base, ceiling)
     return recovered_share(*zip(*shared, strict=True)) if shared else None
 
 
-def _shared(*rows: Sequence[Record]) -> list[tuple[float, ...]]:
+def _shared(*rows: Sequence[Figures]) -> list[tuple[float, ...]]:
     """The accuracies of all rows, of every seed that all have on the same split and mode."""
-    by_seed = [{run["seed"]: run for run in runs if run["result"] is not None} for runs in rows]
+    by_seed = [{run.seed: run for run in runs if run.result is not None} for runs in rows]
     groups = [[runs[seed] for runs in by_seed] for seed in by_seed[0] if _all_have(by_seed, seed)]
     return [
-        tuple(run["result"]["accuracy"] for run in group)
+        tuple(run.result.accuracy for run in group if run.result is not None)
         for group in groups
-        if len({(run["split"]["hash"], run["evaluation"]) for run in group}) == 1
+        if same_test(*group)
     ]
 
 
-def _all_have(by_seed: Sequence[Mapping[int, Record]], seed: int) -> bool:
+def _all_have(by_seed: Sequence[Mapping[int, Figures]], seed: int) -> bool:
     return all(seed in runs for runs in by_seed)
 
 

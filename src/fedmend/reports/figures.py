@@ -11,12 +11,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from fedmend.errors import FileFormatError
-from fedmend.files import write_bytes
-
-Record = dict[str, Any]
+from fedmend.files import plain, typed, write_bytes
+from fedmend.runs.record import Data, Figures, check_figures
 
 SUFFIX = ".jsonl"
 FORMAT = "fedmend figures 1"
@@ -24,32 +23,32 @@ LIMIT = 64 * 2**20
 """Bytes of a file; five times the largest suite of ours would not fill a tenth of it."""
 
 _OWN = ("method", "seed", "evaluation", "split", "content_hash", "dataset", "pooled")
+_SCORES = ("mode", "accuracy", "macro_f1", "test_nodes")
 _COMMON = ("settings", "data", "conditions")
 
 
-def figures(record: Mapping[str, Any]) -> Record:
+def _line(run: Figures) -> dict[str, Any]:
     """The part of a run's or a baseline's record that tables read."""
-    result, measured, sent = record["result"], record["measured"], record["bytes"]
-    scores = ("mode", "accuracy", "macro_f1", "test_nodes")
+    result, measured = run.result, run.measured
     return {
-        **{key: record[key] for key in _OWN},
-        "result": None if result is None else {key: result.get(key) for key in scores},
-        "bytes": {"up": sent["up"], "down": sent["down"]},
-        "measured": {key: measured[key] for key in ("finished", "seconds") if key in measured},
-        "settings": record["settings"],
-        "data": record["data"],
-        # A figure that is read again has them already.
-        "conditions": record.get("conditions")
-        or {"machine": measured.get("machine"), "versions": record.get("versions")},
+        **{key: plain(getattr(run, key)) for key in _OWN},
+        "result": None if result is None else {key: getattr(result, key) for key in _SCORES},
+        "bytes": {"up": run.bytes.up, "down": run.bytes.down},
+        "measured": {
+            key: getattr(measured, key) for key in ("finished", "seconds") if getattr(measured, key)
+        },
+        "settings": plain(run.settings),
+        "data": plain(run.data),
+        "conditions": {"machine": measured.machine, "versions": plain(run.versions) or None},
     }
 
 
-def write(path: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
+def write(path: Path, runs: Mapping[str, Figures]) -> None:
     """Write runs' figures, completely or not at all."""
     common: dict[str, str] = {}
     lines = []
-    for name, record in sorted(runs.items()):
-        kept = figures(record)
+    for name, run in sorted(runs.items()):
+        kept = _line(run)
         for key in _COMMON:
             text = _text(kept[key])
             mark = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -74,24 +73,49 @@ def is_ours(path: Path) -> bool:
         return False
 
 
-def read(path: Path) -> dict[str, Record]:
+def read(path: Path) -> dict[str, Figures]:
     """Runs' figures by name, each checked; whatever is wrong is one line that says where."""
     common: dict[str, Any] = {}
-    runs: dict[str, Record] = {}
+    data: dict[str, Any] = {}  # of many runs, looked at once
+    runs: dict[str, Figures] = {}
     for number, line in _lines(path):
         if "common" in line:
             common[str(line["common"])] = line.get("value")
             continue
         try:
-            name = line.pop("name")
+            name, mark = line.pop("name"), line["data"]
             kept = {**line, **{key: common[line[key]] for key in _COMMON}}
         except (KeyError, TypeError) as error:
             raise _wrong(path, number, "it says too little or points at nothing") from error
-        problem = _problem(kept)
-        if problem or not isinstance(name, str):
-            raise _wrong(path, number, problem or "its name is no text")
-        runs[name] = kept
+        try:
+            if mark not in data:
+                data[mark] = _data(kept["data"])
+            runs[typed(str, name, "its name")] = _run({**kept, "data": data[mark]})
+        except ValueError as error:
+            raise _wrong(path, number, str(error)) from error
     return runs
+
+
+def _data(given: Any) -> Data:
+    found: Data = typed(Data, given, "data")
+    if not found.per_silo:
+        raise ValueError("data says nothing of the silos")
+    return found
+
+
+def _run(kept: dict[str, Any]) -> Figures:
+    conditions = typed(Mapping[str, Any], kept.pop("conditions"), "conditions")
+    measured = typed(dict[str, Any], kept.get("measured"), "measured")
+    found = {
+        **kept,
+        "measured": {**measured, "machine": conditions.get("machine")},
+        "versions": conditions.get("versions") or {},
+    }
+    run: Figures = typed(Figures, found, "it")
+    check_figures(run)
+    if run.split.hash is None or run.content_hash is None or run.dataset is None:
+        raise ValueError("split, content_hash and dataset must be known")
+    return run
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -119,66 +143,4 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _wrong(path: Path, number: int, why: str) -> FileFormatError:
     return FileFormatError(
         f"{path}, line {number}: {why}; take an earlier version of the file, or remove it"
-    )
-
-
-def _problem(run: Record) -> str:
-    """Why tables could not read a run's figures; "" if they can."""
-    checks = {
-        "method": _is_text(run.get("method")),
-        "seed": _is_count(run.get("seed")),
-        "evaluation": _is_text(run.get("evaluation")),
-        "split": _is_split(run.get("split")),
-        "content_hash": _is_text(run.get("content_hash")),
-        "dataset": _is_text(run.get("dataset")),
-        "pooled": isinstance(run.get("pooled"), bool),
-        # None where there were no test nodes, which is not the same as nothing said of it.
-        "result": "result" in run and (run["result"] is None or _is_result(run["result"])),
-        "bytes": _has(run.get("bytes"), "up", "down"),
-        "measured": _has(run.get("measured"), "seconds"),
-        "settings": isinstance(run.get("settings"), dict),
-        "data": _is_data(run.get("data")),
-        "conditions": isinstance(run.get("conditions"), dict),
-    }
-    return ", ".join(f"{key} is wrong" for key, fine in checks.items() if not fine)
-
-
-def _is_text(value: Any) -> TypeGuard[str]:
-    return isinstance(value, str)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    # NaN and the infinities, which json reads, are not between.
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _has(value: Any, *keys: str) -> bool:
-    return isinstance(value, dict) and all(_is_number(value.get(key)) for key in keys)
-
-
-def _is_split(value: Any) -> bool:
-    return isinstance(value, dict) and _is_text(value.get("how")) and _is_text(value.get("hash"))
-
-
-def _is_result(value: Any) -> bool:
-    return _has(value, "accuracy", "macro_f1") and max(value["accuracy"], value["macro_f1"]) <= 1
-
-
-def _is_data(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("per_silo"), list):
-        return False
-    share, silos = value.get("missing_share"), value["per_silo"]
-    if not (share is None or _is_number(share)) or not silos:
-        return False
-    roles = ("train_nodes", "val_nodes", "test_nodes")
-    return all(
-        _has(silo, *roles)
-        and isinstance(silo.get("labels"), dict)
-        and silo["labels"].keys() == silos[0]["labels"].keys()
-        and all(map(_is_count, silo["labels"].values()))
-        for silo in silos
     )

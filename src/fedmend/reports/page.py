@@ -14,20 +14,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedmend.errors import FedmendError
 from fedmend.files import write_bytes
 from fedmend.reports import charts, guards, vega
 from fedmend.reports.comparing import holm, paired
 from fedmend.reports.summary import summarise_runs
 from fedmend.reports.tables import figure, human_bytes
-from fedmend.reports.views import (
-    RunView,
-    generated_spread,
-    generator_counts,
-    generator_projection,
-    nfdp_account,
-    same_group,
-)
+from fedmend.reports.views import RunView, generated_spread, same_group
+from fedmend.runs.record import Record
 
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
@@ -132,10 +125,7 @@ def _headline(page: Page, views: Sequence[RunView]) -> None:
     page.add(f'<p class="soft">{_t(runs)}.</p>', '<section id="headline"><h2>Result</h2>')
     by_data: dict[str, dict[str, list[RunView]]] = {}
     for name, group in groups.items():
-        record = group[0].record
-        where = f"{record['dataset'] or 'own graph'}, {record['split']['how']}, "
-        where += f"{len(record['data']['per_silo'])} silos"
-        by_data.setdefault(where, {})[name] = group
+        by_data.setdefault(group[0].where, {})[name] = group
     for where, here in by_data.items():
         _result_table(page, where, here)
     page.add("</section>")
@@ -144,12 +134,14 @@ def _headline(page: Page, views: Sequence[RunView]) -> None:
 def _result_table(page: Page, where: str, groups: Mapping[str, Sequence[RunView]]) -> None:
     records = {name: [view.record for view in group] for name, group in groups.items()}
     some = next(iter(records.values()))[0]
-    share = some["data"]["missing_share"]
+    share = some.data.missing_share
     cut = "unknown" if share is None else f"{share:.1%}"
+    skew = "unknown"
+    if some.data.per_silo:
+        skew = f"{guards.label_skew(some):.2f} (0: all silos alike; towards 1: different classes)"
     page.add(
-        f"<h3>{_t(where)}</h3><p>Edges between silos: {_t(cut)}. Label skew: "
-        f"{guards.label_skew(some):.2f} (0: all silos alike; towards 1: different classes). "
-        f"Tested by {_t(some['evaluation'])}.</p>"
+        f"<h3>{_t(where)}</h3><p>Edges between silos: {_t(cut)}. Label skew: {_t(skew)}. "
+        f"Tested by {_t(some.evaluation)}.</p>"
     )
     for warning in guards.warnings(records):
         page.add(f'<p class="warning"><strong>Do not compare as is:</strong> {_t(warning)}.</p>')
@@ -228,7 +220,7 @@ def _noted_once(views: Sequence[RunView], metrics: Sequence[tuple[str, str]]) ->
     for view in views:
         cells = []
         for phase, metric in metrics:
-            rounds = view.record["rounds"].get(phase, {}).values()
+            rounds = view.record.rounds.get(phase, {}).values()
             noted = next((each[metric] for each in rounds if metric in each), None)
             cells.append("" if noted is None else f"{noted:,.6g}")
         if any(cells):
@@ -253,11 +245,13 @@ def _splits(page: Page, views: Sequence[RunView]) -> None:
     page.add('<section id="silos"><h2>The silos</h2>')
     for number, (split, there) in enumerate(by_hash.items()):
         record = there[0].record
-        title = f"{record['dataset'] or 'own graph'}, {record['split']['how']}, "
-        title += f"{len(record['data']['per_silo'])} silos, split seed {record['split']['seed']}"
+        title = there[0].where
+        if record.split.seed is not None:
+            title += f", split seed {record.split.seed}"
         opened = " open" if number == 0 else ""
         page.add(f'<details{opened}><summary>{_t(title)}</summary><div class="cards">')
-        page.add(page.chart(f"labels-{number}", charts.label_shares(there[0])))
+        if record.data.per_silo:
+            page.add(page.chart(f"labels-{number}", charts.label_shares(there[0])))
         drawing = next((v.retraced.drawing for v in there if v.retraced.drawing), None)
         if drawing is not None and number < MOST_DRAWINGS:
             page.add(page.chart(f"graph-{number}", charts.drawing(drawing), many=True))
@@ -268,12 +262,13 @@ def _splits(page: Page, views: Sequence[RunView]) -> None:
     page.add("</section>")
 
 
-def _silo_table(record: Mapping[str, Any]) -> str:
-    silos = record["data"]["per_silo"]
+def _silo_table(record: Record) -> str:
+    silos, missing = record.data.per_silo, record.data.missing_links
+    if not silos:
+        return f"<p>Silos, each known to itself alone: {_t(', '.join(record.silos))}.</p>"
     keys = ("nodes", "edges", "train_nodes", "val_nodes", "test_nodes")
-    rows = [[silo["name"], *(f"{silo[key]:,}" for key in keys)] for silo in silos[:50]]
-    missing = record["data"].get("missing_links")
-    said = f"Missing links between silos: {missing:,}" if isinstance(missing, int) else "Silos"
+    rows = [[silo.name, *(f"{getattr(silo, key):,}" for key in keys)] for silo in silos[:50]]
+    said = "Silos" if missing is None else f"Missing links between silos: {missing:,}"
     return _table(["silo", "nodes", "edges", "train", "val", "test"], rows, said)
 
 
@@ -283,10 +278,10 @@ def _runs(page: Page, views: Sequence[RunView]) -> None:
         record = view.record
         opened = " open" if number == 0 else ""
         page.add(f"<details{opened}><summary>{_t(view.label)}</summary>")
-        for sentence in record["said"]:
+        for sentence in record.said:
             page.add(f"<p>{_t(sentence)}</p>")
         page.add("<h3>What left each silo</h3>")
-        if record["pooled"]:
+        if record.pooled:
             page.add("<p>Everything: all raw data was pooled in one place.</p>")
         else:
             page.add('<div class="cards">')
@@ -297,7 +292,7 @@ def _runs(page: Page, views: Sequence[RunView]) -> None:
         _generator(page, number, record)
         page.add("<h3>Confusion</h3>")
         if view.retraced.confusion is not None:
-            names = view.saved.label_names
+            names = record.label_names
             spec = charts.confusion(names, view.retraced.confusion)
             page.add(f'<div class="cards">{page.chart(f"confusion-{number}", spec)}</div>')
         else:
@@ -330,57 +325,74 @@ _BOUNDS = {
 }
 
 
-def _privacy(page: Page, record: Mapping[str, Any]) -> None:
-    try:
-        account = nfdp_account(record)
-    except FedmendError as error:
-        page.add(f'<p class="warning">{_t(error)}</p>')
-        return
-    if account is None:
-        return
-    page.add("<h3>Privacy: noise-free edge-LDP</h3>", f"<p>{_t(account['sentence'])}</p>")
+def _privacy(page: Page, record: Record) -> None:
+    """Every account that the run has."""
+    for account in record.privacy:
+        page.add(f"<h3>Privacy: {_t(account.mechanism)}</h3>", f"<p>{_t(account.sentence)}</p>")
+        holds = account.epsilon is not None
+        facts = {
+            "per": account.per,
+            "epsilon": f"{account.epsilon:.4g}" if holds else "no guarantee",
+            "delta": _delta(account.delta, account.details) if holds else "no guarantee",
+            "uses": f"{account.uses:,}",
+        }
+        page.add(_table(list(facts), [list(facts.values())], "What it is worth"))
+        published, recomputed = (account.details.get(each) for each in _COLUMNS)
+        if isinstance(published, Mapping) and isinstance(recomputed, Mapping):
+            page.add(_theorem(published, recomputed))
+        else:
+            page.add(_chosen(account.details))
+        settings = account.details.get("settings")
+        if isinstance(settings, Mapping):
+            page.add(_chosen(settings))
+
+
+_COLUMNS = ("published", "recomputed")
+
+
+def _theorem(*columns: Mapping[str, Any]) -> str:
+    """FedDEP's theorem, bound by bound: what a file holds of it may be anything."""
     rows = []
     for key, name in _BOUNDS.items():
         cells = []
-        for column in ("published", "recomputed"):
-            bound = account[column].get(key)
-            cells += [_epsilon(bound), _delta(bound)] if isinstance(bound, Mapping) else ["", ""]
+        for column in columns:
+            bound = column.get(key)
+            bound = bound if isinstance(bound, Mapping) else {}
+            epsilon = bound.get("epsilon")
+            cells += ["no guarantee" if epsilon is None else _number(epsilon)]
+            cells += ["no guarantee" if epsilon is None else _delta(bound.get("delta"), bound)]
         rows.append([name, *cells])
     heads = ["", "epsilon, published", "delta", "epsilon, recomputed", "delta"]
-    page.add(_table(heads, rows, "FedDEP's theorem 3.1 as printed, and as recomputed"))
-    chosen = ", ".join(f"{key}={value}" for key, value in account["settings"].items())
-    page.add(f'<p class="soft">For {_t(chosen)}.</p>')
+    return _table(heads, rows, "FedDEP's theorem 3.1 as printed, and as recomputed")
 
 
-def _epsilon(bound: Mapping[str, Any]) -> str:
-    value = bound["epsilon"]
-    return "no guarantee" if value is None else f"{value:.4g}"
+def _chosen(settings: Mapping[str, Any]) -> str:
+    words = ", ".join(f"{key}={_number(value)}" for key, value in settings.items())
+    return f'<p class="soft">For {_t(words)}.</p>' if words else ""
 
 
-def _delta(bound: Mapping[str, Any]) -> str:
-    value, rest = bound["delta"], bound.get("log10_one_minus_delta")
-    if bound["epsilon"] is None:
-        return "no guarantee"
-    if value is not None and value > 0.999 and isinstance(rest, int | float) and rest < -3:
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _delta(delta: Any, more: Mapping[str, Any]) -> str:
+    rest = more.get("log10_one_minus_delta")
+    near = isinstance(delta, int | float) and delta > 0.999
+    if near and isinstance(rest, int | float) and rest < -3:
         return f"1 − 10^{rest:.1f}"
-    return f"{value:.4g}"
+    return _number(delta)
 
 
-def _generator(page: Page, number: int, record: Mapping[str, Any]) -> None:
-    try:
-        counts, places = generator_counts(record), generator_projection(record)
-    except FedmendError as error:
-        page.add(f'<p class="warning">{_t(error)}</p>')
-        return
-    if counts is None and places is None:
+def _generator(page: Page, number: int, record: Record) -> None:
+    made = record.generator
+    if made is None:
         return
     page.add('<h3>The neighbour generator</h3><div class="cards">')
-    if counts is not None:
-        page.add(page.chart(f"generator-{number}", charts.predicted_counts(*counts)))
-    if places is not None:
-        page.add(page.chart(f"projection-{number}", charts.projection(places)))
+    page.add(page.chart(f"generator-{number}", charts.predicted_counts(made.predicted, made.true)))
+    if made.projection is not None:
+        page.add(page.chart(f"projection-{number}", charts.projection(made.projection)))
     page.add("</div>")
-    spread = None if places is None else generated_spread(places)
+    spread = None if made.projection is None else generated_spread(made.projection)
     if spread is not None:
         alike = ": they are much alike, and tell little of the node they belong to"
         page.add(
@@ -392,27 +404,24 @@ def _generator(page: Page, number: int, record: Mapping[str, Any]) -> None:
 def _settings(view: RunView) -> str:
     record = view.record
     facts = {
-        "method": record["method"],
-        "seed": record["seed"],
-        "dataset": record["dataset"],
-        "evaluation": record["evaluation"],
-        "split": f"{record['split']['how']}, seed {record['split']['seed']}",
-        "split hash": record["split"]["hash"],
-        "finished": record["measured"].get("finished", ""),
-        **record["settings"],
-        **{f"version of {name}": number for name, number in _versions(record).items()},
+        "method": record.method,
+        "seed": record.seed,
+        "dataset": record.dataset,
+        "evaluation": record.evaluation,
+        "split": record.split.how,
+        "split seed": record.split.seed,
+        "split hash": record.split.hash,
+        "run": record.engine.run,
+        "finished": record.measured.finished,
+        **record.settings,
+        **{f"version of {name}": number for name, number in record.versions.items()},
     }
     rows = "".join(
         f'<tr><th scope="row">{_t(key)}</th><td class="left"><code>{_t(value)}</code></td></tr>'
         for key, value in facts.items()
+        if value is not None
     )
     return f'<h3>Settings</h3><div class="wide" tabindex="0"><table>{rows}</table></div>'
-
-
-def _versions(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the record says of them: no run is refused for what only this table shows."""
-    given = record.get("versions")
-    return given if isinstance(given, Mapping) else {}
 
 
 def _asset(name: str) -> str:
@@ -426,7 +435,7 @@ def embedded(value: Any) -> str:
 
 
 def _whole(page: Page, views: Sequence[RunView]) -> str:
-    methods = ", ".join(dict.fromkeys(view.record["method"] for view in views))
+    methods = ", ".join(dict.fromkeys(view.record.method for view in views))
     links = {"headline": "Result", "rounds": "Rounds", "costs": "Time and bytes"}
     links |= {"silos": "Silos", "runs": "Run by run"}
     nav = "".join(f'<li><a href="#{key}">{name}</a></li>' for key, name in links.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from fedmend.reports.comparing import paired
 from fedmend.reports.layouts import across_or_below
 from fedmend.reports.summary import summarise_runs
 from fedmend.reports.tables import figure
-
-Record = Mapping[str, Any]
+from fedmend.runs.record import Figures
 
 
 @dataclass(frozen=True)
@@ -60,22 +59,22 @@ def entry(
     number: float | None,
     method: str,
     ran: str,
-    runs: Sequence[Record],
-    base: Sequence[Record],
+    runs: Sequence[Figures],
+    base: Sequence[Figures],
 ) -> Entry:
     """What the runs of one method at one point say, and against the base's."""
     if not runs:
         return Entry(value, number, method, ran, (), None, None, None, None, None, None, None)
     summary = summarise_runs(runs)
     test = paired(method, runs, "", base)
-    shares = [run["data"]["missing_share"] for run in runs]
+    shares = [run.data.missing_share for run in runs]
     known = [share for share in shares if share is not None]
     return Entry(
         value=value,
         number=number,
         method=method,
         ran=ran,
-        seeds=tuple(run["seed"] for run in runs),
+        seeds=tuple(run.seed for run in runs),
         accuracy=summary.accuracy,
         macro_f1=summary.macro_f1,
         difference=None if test is None else test.difference,

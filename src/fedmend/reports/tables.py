@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.text import Text
 
@@ -16,11 +15,10 @@ from fedmend.reports.layouts import (
     one_below_the_other,
 )
 from fedmend.reports.summary import MethodSummary, paired_difference, summarise_runs
+from fedmend.runs.record import Figures
 
 MOST_SILOS = 12
 """With more silos than this, a table shows the extremes and the total instead of every one."""
-
-Record = Mapping[str, Any]
 
 
 def human_bytes(count: float) -> str:
@@ -45,16 +43,16 @@ def sent(summary: MethodSummary) -> str:
     return "all raw data" if summary.pooled else human_bytes(summary.bytes_up)
 
 
-def split_words(run: Record) -> str:
+def split_words(run: Figures) -> str:
     """Dataset and split of a run in a few words."""
-    data = run["data"]
-    share = data["missing_share"]
+    data = run.data
+    share = data.missing_share
     cut = "" if share is None else f", {share:.1%} of the edges cut"
-    name = run["dataset"] or "own graph"
-    return f"{name}, {data['silos']} silos ({run['split']['how']}{cut}), {run['evaluation']}"
+    name = run.dataset or "own graph"
+    return f"{name}, {data.silos} silos ({run.split.how}{cut}), {run.evaluation}"
 
 
-def headline(runs: Sequence[Record]) -> Text:
+def headline(runs: Sequence[Figures]) -> Text:
     """The result of one method in a few lines."""
     summary = summarise_runs(runs)
     seeds = f" over {len(runs)} seeds (95% interval)" if len(runs) > 1 else ""
@@ -67,13 +65,13 @@ def headline(runs: Sequence[Record]) -> Text:
     return Text.assemble((summary.method, "bold"), "\n".join(lines))
 
 
-def what_left(run: Record) -> FirstThatFits | str:
+def what_left(run: Figures) -> FirstThatFits | str:
     """The table "what left each silo" of one run, by kind of content."""
-    if run["pooled"]:
+    if run.pooled:
         return "What left each silo: everything. All raw data was pooled in one place."
-    left: Mapping[str, Mapping[str, int]] = run["bytes"]["left_by_silo"]
+    left: Mapping[str, Mapping[str, int]] = run.bytes.left_by_silo
     kinds = sorted({kind for each in left.values() for kind in each})
-    title = f"What left each silo (seed {run['seed']})"
+    title = f"What left each silo (seed {run.seed})"
     totals = {silo: sum(each.values()) for silo, each in left.items()}
     shown = list(left)
     caption = None
@@ -103,7 +101,7 @@ def what_left(run: Record) -> FirstThatFits | str:
     return FirstThatFits([down, across, narrow])
 
 
-def comparison(found: Mapping[str, Sequence[Record]]) -> FirstThatFits:
+def comparison(found: Mapping[str, Sequence[Figures]]) -> FirstThatFits:
     """Methods side by side; the difference is to the first one, paired by seed and split."""
     base_name, base = next(iter(found.items()))
     seeds = len(base)
@@ -135,7 +133,7 @@ def comparison(found: Mapping[str, Sequence[Record]]) -> FirstThatFits:
     )
 
 
-def _difference(runs: Sequence[Record], base: Sequence[Record]) -> str:
+def _difference(runs: Sequence[Figures], base: Sequence[Figures]) -> str:
     difference = paired_difference(runs, base)
     if difference is None:
         return "not comparable"
@@ -168,7 +166,7 @@ def partition_row(statistics: PartitionStatistics) -> str:
     return f"{row}  ΔE={statistics.missing_links}  ΔE/|E|={statistics.missing_share:.4f}"
 
 
-def demo_sentence(found: Mapping[str, Sequence[Record]]) -> str:
+def demo_sentence(found: Mapping[str, Sequence[Figures]]) -> str:
     """What local, fedsage and global side by side show, in words made from their figures."""
     score = {name: summarise_runs(runs).accuracy for name, runs in found.items()}
     local, together, pooled = score["local"], score["fedsage"], score["global"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedmend.errors import FedmendError, FileFormatError, SettingsError
+from fedmend.errors import FileFormatError, SettingsError
 from fedmend.privacy.ledger import Ledger
-from fedmend.runs.record import LEDGER, RECORD, SavedRun, read_run
+from fedmend.runs.record import LEDGER, RECORD, Projection, Record, SavedRun, read_run
 
 MOST_RUNS = 60
 _LEDGER_LIMIT = 256 * 2**20
@@ -59,12 +59,22 @@ class RunView:
     retraced: Retraced = field(default_factory=Retraced)
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         return self.saved.record
 
     @property
     def hash(self) -> str:
-        return str(self.record["split"]["hash"])
+        """Of the split; of deployed silos, which nobody sees together, the run's name."""
+        engine = self.record.engine
+        return self.record.split.hash or f"run {engine.run} {engine.silo or ''}".strip()
+
+    @property
+    def where(self) -> str:
+        """Its data in words."""
+        record = self.record
+        silo = f", {record.engine.silo} alone" if record.engine.silo else ""
+        name = record.dataset or "own graph"
+        return f"{name}, {record.split.how}, {len(record.silos)} silos{silo}"
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
@@ -93,12 +103,6 @@ def read_views(folders: Sequence[Path]) -> list[RunView]:
 
 def _view(folder: Path) -> RunView:
     saved = read_run(folder)
-    try:
-        _check(saved.record)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FileFormatError(
-            f"{folder / RECORD} is not a run's record: {type(error).__name__} {error}"
-        ) from error
     path = folder / LEDGER
     try:
         if path.stat().st_size > _LEDGER_LIMIT:
@@ -114,46 +118,6 @@ def _view(folder: Path) -> RunView:
     return RunView(folder, saved, ledger)
 
 
-def _check(record: Mapping[str, Any]) -> None:
-    """Raise unless what a report reads is there and of its type; anything may stand in a file."""
-    _texts(record["method"], record["evaluation"], record["split"]["hash"], record["split"]["how"])
-    if "dataset" not in record or "seed" not in record["split"]:
-        raise ValueError("dataset or the split's seed is missing")
-    if type(record["seed"]) is not int:
-        raise ValueError(f"seed {record['seed']!r}")
-    if not isinstance(record["settings"], dict) or not isinstance(record["pooled"], bool):
-        raise ValueError("settings or pooled")
-    if record["result"] is not None:
-        _numbers(record["result"]["accuracy"], record["result"]["macro_f1"])
-    for phase, rounds in record["rounds"].items():
-        _texts(phase)
-        for number, metrics in rounds.items():
-            int(number)
-            _texts(*metrics)
-            _numbers(*metrics.values())
-    _numbers(*record["measured"]["phases"].values(), record["measured"]["seconds"])
-    _texts(*record["measured"]["phases"], *record["said"])
-    _numbers(record["bytes"]["up"], record["bytes"]["down"])
-    share = record["data"]["missing_share"]
-    _numbers(*([] if share is None else [share]))
-    for silo in record["data"]["per_silo"]:
-        _texts(silo["name"], *silo["labels"])
-        _numbers(*silo["labels"].values(), silo["nodes"], silo["edges"])
-        _numbers(*(silo[f"{role}_nodes"] for role in ("train", "val", "test")))
-
-
-def _texts(*values: Any) -> None:
-    for value in values:
-        if not isinstance(value, str):
-            raise TypeError(f"{value!r} is no text")
-
-
-def _numbers(*values: Any) -> None:
-    for value in values:
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise TypeError(f"{value!r} is no number")
-
-
 def _name(views: Sequence[RunView]) -> None:
     """Groups: what differs in nothing but the seed. Labels: unique, as short as they may be."""
     kinds: dict[str, list[RunView]] = {}
@@ -161,7 +125,7 @@ def _name(views: Sequence[RunView]) -> None:
         kinds.setdefault(_kind(view), []).append(view)
     by_method: dict[str, list[list[RunView]]] = {}
     for group in kinds.values():
-        by_method.setdefault(group[0].record["method"], []).append(group)
+        by_method.setdefault(group[0].record.method, []).append(group)
     taken: set[str] = set()
     for method, groups in by_method.items():
         differing = _differing([group[0] for group in groups])
@@ -171,7 +135,7 @@ def _name(views: Sequence[RunView]) -> None:
             name = _unique(f"{method} ({words})" if words else method, taken)
             for view in group:
                 view.group = name
-                seed = f", seed {view.record['seed']}" if len(views) > 1 else ""
+                seed = f", seed {view.record.seed}" if len(views) > 1 else ""
                 view.label = _unique(f"{name}{seed}", taken) if seed else name
 
 
@@ -187,16 +151,17 @@ def _facts(view: RunView) -> dict[str, Any]:
     """What a run is, but for its seed."""
     record = view.record
     return {
-        **record["settings"],
-        "dataset": record["dataset"],
-        "split": record["split"]["how"],
-        "silos": len(record["data"]["per_silo"]),
-        "evaluation": record["evaluation"],
+        **record.settings,
+        "dataset": record.dataset,
+        "split": record.split.how,
+        "silos": ", ".join(record.silos) if record.engine.silos else len(record.silos),
+        "of": record.engine.silo,
+        "evaluation": record.evaluation,
     }
 
 
 def _kind(view: RunView) -> str:
-    return f"{view.record['method']} {sorted((k, str(v)) for k, v in _facts(view).items())}"
+    return f"{view.record.method} {sorted((k, str(v)) for k, v in _facts(view).items())}"
 
 
 def _differing(views: Sequence[RunView]) -> list[str]:
@@ -213,62 +178,9 @@ def same_group(views: Sequence[RunView]) -> dict[str, list[RunView]]:
     return found
 
 
-def nfdp_account(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The privacy account of a run that has one, checked."""
-    privacy = record.get("privacy")
-    account = privacy.get("nfdp") if isinstance(privacy, dict) else None
-    if account is None:
-        return None
-    try:
-        _texts(account["sentence"])
-        for column in ("published", "recomputed"):
-            for bound in account[column].values():
-                for key in ("epsilon", "delta"):
-                    _numbers(*([] if bound[key] is None else [bound[key]]))
-        if not isinstance(account["settings"], dict):
-            raise TypeError("settings")
-    except (KeyError, TypeError, AttributeError) as error:
-        raise FedmendError(f"the record's privacy account is malformed: {error}") from error
-    found: Mapping[str, Any] = account
-    return found
-
-
-def generator_counts(record: Mapping[str, Any]) -> tuple[list[float], list[float]] | None:
-    """Predicted and true numbers of missing neighbours, node by node, where a run has them."""
-    generator = record.get("generator")
-    if generator is None:
-        return None
-    try:
-        predicted, true = list(generator["predicted"]), list(generator["true"])
-        _numbers(*predicted, *true)
-    except (KeyError, TypeError) as error:
-        raise FedmendError(f"the record's generator is malformed: {error}") from error
-    if len(predicted) != len(true):
-        raise FedmendError(
-            f"the record's generator has {len(predicted)} predictions for {len(true)} nodes"
-        )
-    return predicted, true
-
-
-def generator_projection(record: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]] | None:
-    """Where generated and true neighbours lie in two dimensions, where a run has it."""
-    generator = record.get("generator")
-    projection = generator.get("projection") if isinstance(generator, dict) else None
-    if projection is None:
-        return None
-    try:
-        found = {kind: [(x, y) for x, y in projection[kind]] for kind in ("generated", "true")}
-        for places in found.values():
-            for place in places:
-                _numbers(*place)
-    except (KeyError, TypeError, ValueError) as error:
-        raise FedmendError(f"the record's projection is malformed: {error}") from error
-    return found
-
-
-def generated_spread(places: Mapping[str, Sequence[tuple[float, float]]]) -> float | None:
+def generated_spread(places: Projection) -> float | None:
     """How much generated neighbours vary where true ones vary by 1; None if that says nothing."""
-    generated, true = (_variance(places[kind]) for kind in ("generated", "true"))
+    generated, true = _variance(places.generated), _variance(places.true)
     return math.sqrt(generated / true) if 0 < true < math.inf and generated < math.inf else None
 
 

@@ -27,16 +27,15 @@ from fedmend.errors import FedmendError, FileFormatError, SettingsError, Unknown
 from fedmend.evaluation.baselines import BASELINES, run_baseline
 from fedmend.evaluation.evaluate import MODES, check_mode
 from fedmend.runs.plan import Source
-from fedmend.files import make_folder, read_json, storage_errors, write_json
+from fedmend.files import make_folder, plain, storage_errors, write_json
 from fedmend.runs import record as records
+from fedmend.runs.record import Data, Figures, Measured, Sent, Split
 from fedmend.runs.reuse import FinishedRuns, check_folders, kept_figures, take_over
 from fedmend.runs.train import choose, configure, is_same_run, train
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnContext, SpawnProcess
     from multiprocessing.synchronize import Event
-
-Record = dict[str, Any]
 
 BASELINE = "baseline.json"
 
@@ -81,7 +80,7 @@ class Telling:
 
     started: Callable[[Cell], None] = _nothing
     round: Callable[[Cell, Moment], None] = _nothing
-    finished: Callable[[Cell, Record], None] = _nothing
+    finished: Callable[[Cell, Figures], None] = _nothing
     failed: Callable[[Cell, str], None] = _nothing
     said: Callable[[Cell, str], None] = _nothing
     stop_requested: bool = False
@@ -91,7 +90,7 @@ class Telling:
 class Outcome:
     """Records and failures, by the cells' names."""
 
-    records: dict[str, Record] = field(default_factory=dict)
+    records: dict[str, Figures] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
 
@@ -147,11 +146,9 @@ def check_out(cells: Iterable[Cell], out: Path) -> None:
 def _holds_another_run(cell: Cell, folder: Path, kept: _Kept) -> bool:
     """Whether a finished run there is not this cell's; data is loaded only where in doubt."""
     try:
-        record = read_json(folder / records.RECORD)
+        record = records.read_record(folder / records.RECORD)
     except FileFormatError:
         return False  # there is none, or none that can be read: the cell itself tells
-    if not isinstance(record, dict):
-        return False
     if is_of_other_settings(cell, record):
         return True
     source = cell.source
@@ -159,7 +156,7 @@ def _holds_another_run(cell: Cell, folder: Path, kept: _Kept) -> bool:
         **source.as_dict(),
         "seed": cell.seed if source.split_seed is None else source.split_seed,
     }
-    if cut == {**(record.get("source") or {}), "seed": (record.get("split") or {}).get("seed")}:
+    if cut == {**(record.source or {}), "seed": record.split.seed}:
         return False
     # Other words for the data may mean the same silos: a run taken over from another table.
     try:
@@ -170,15 +167,15 @@ def _holds_another_run(cell: Cell, folder: Path, kept: _Kept) -> bool:
     return not is_same_run(record, *run)
 
 
-def is_of_other_settings(cell: Cell, record: Mapping[str, Any]) -> bool:
+def is_of_other_settings(cell: Cell, run: Figures) -> bool:
     """Whether a record cannot be this cell's, as far as that shows without loading its data."""
-    wanted: Record = {"method": cell.method, "settings": {}, "seed": cell.seed}
+    wanted: dict[str, Any] = {"method": cell.method, "settings": {}, "seed": cell.seed}
     if cell.method not in BASELINES:
         chosen, config = choose(cell.method, cell.settings)
         wanted |= {"method": chosen.name, "settings": asdict(config)}
     if cell.evaluation is not None:
         wanted["evaluation"] = cell.evaluation
-    return any(record.get(key) != value for key, value in wanted.items())
+    return not run.is_of(wanted)
 
 
 def _another_run(folder: Path) -> SettingsError:
@@ -210,7 +207,7 @@ class _Kept:
         return self._source
 
 
-def run_cell(cell: Cell, out: Path, kept: _Kept, engine: Engine, watch: Watch) -> Record:
+def run_cell(cell: Cell, out: Path, kept: _Kept, engine: Engine, watch: Watch) -> Figures:
     """One cell's record: of the finished run in its folder or elsewhere, or of one made now."""
     folder = out / cell.name
     silos = kept.split(cell.source).partition(cell.seed)
@@ -222,7 +219,7 @@ def run_cell(cell: Cell, out: Path, kept: _Kept, engine: Engine, watch: Watch) -
         if elsewhere is not None:
             take_over(elsewhere, folder)
     if (folder / records.RECORD).exists():
-        record: Record = read_json(folder / records.RECORD)
+        record = records.read_record(folder / records.RECORD)
         if is_same_run(record, *wanted):
             return record
         raise _another_run(folder)
@@ -244,47 +241,45 @@ def run_cell(cell: Cell, out: Path, kept: _Kept, engine: Engine, watch: Watch) -
         source=cell.source.as_dict(),
         **cell.settings,
     )
-    made: Record = read_json(folder / records.RECORD)  # as it will be found the next time
+    made = records.read_record(folder / records.RECORD)  # as it will be found the next time
     # Nobody goes on from a finished cell, and those of a paper's table would keep gigabytes.
     (folder / records.CHECKPOINT).unlink(missing_ok=True)
     return made
 
 
-def _baseline(cell: Cell, silos: Partition, folder: Path, finished: FinishedRuns) -> Record:
+def _baseline(cell: Cell, silos: Partition, folder: Path, finished: FinishedRuns) -> Figures:
     """A baseline's record: of a run's, what tables read. It is no run: nothing can be predicted."""
     started = time.perf_counter()
     mode = cell.evaluation or ("own-subgraph" if silos.whole is None else "global-graph")
     check_mode(mode, silos, predict_together=True)  # it uses no edges, between silos or within
-    what: Record = {
+    what: dict[str, Any] = {
         "method": cell.method,
         "settings": {},
         "seed": cell.seed,
         "evaluation": mode,
-        "split": {"how": silos.how, "seed": silos.seed, "hash": silos.hash},
+        "split": Split(how=silos.how, seed=silos.seed, hash=silos.hash),
         "content_hash": silos.content_hash,
     }
     path = folder / BASELINE
     if path.exists():
-        kept: Record = read_json(path)
-        if all(kept.get(key) == value for key, value in what.items()):
+        kept = records.read_figures(path)
+        if kept.is_of(what):
             return kept
     elsewhere = finished.baseline(what, silos)
     if elsewhere is not None:
         return elsewhere
     scores = run_baseline(cell.method, silos, mode)
-    made = {
-        "format": "fedmend baseline 1",
+    made = Figures(
         **what,
-        "dataset": cell.source.dataset,
-        "data": asdict(silos.statistics()),
-        "pooled": True,
-        "result": asdict(scores),
-        "bytes": {"up": 0, "down": 0, "left_by_silo": {}},
-        "measured": {"seconds": time.perf_counter() - started},
-    }
-    write_json(path, made)
-    again: Record = read_json(path)
-    return again
+        dataset=cell.source.dataset,
+        data=Data(**vars(silos.statistics())),
+        pooled=True,
+        result=scores,
+        bytes=Sent(up=0, down=0),
+        measured=Measured(seconds=time.perf_counter() - started),
+    )
+    write_json(path, {"format": "fedmend baseline 1", **plain(made)})
+    return records.read_figures(path)
 
 
 def why(error: Exception) -> str:

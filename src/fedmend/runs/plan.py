@@ -20,6 +20,7 @@ from fedmend.errors import SettingsError, UnknownNameError
 from fedmend.files import storage_errors, write_json
 from fedmend.graph import Graph
 from fedmend.runs import record as records
+from fedmend.runs.record import Record
 from fedmend.reports.summary import summarise_runs
 from fedmend.runs.train import is_same_run, train
 
@@ -216,7 +217,7 @@ WatchMaker = Callable[[str, int], Watch]
 
 def run_seeds(
     method: str, plan: Plan, folders: Mapping[int, Path], watch: WatchMaker
-) -> list[dict[str, Any]]:
+) -> list[Record]:
     """One method, every seed; gives the runs' records. On resuming, finished ones are kept."""
     methods.find(method)
     found = []
@@ -224,7 +225,7 @@ def run_seeds(
         folder = folders[seed]
         silos = plan.source.partition(seed)
         if plan.resume and (folder / records.RECORD).exists():
-            record = records.read_run(folder).record
+            record = records.read_record(folder / records.RECORD)
             if is_same_run(record, method, plan.settings, silos, seed, plan.evaluation):
                 found.append(record)
                 continue
@@ -269,7 +270,7 @@ def seed_folders(out: Path, seeds: Sequence[int], resume: bool) -> dict[int, Pat
 
 def compare(
     names: Sequence[str], plan: Plan, out: Path, watch: WatchMaker
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[Record]]:
     """Several methods on the same splits and seeds: each method's records by its name."""
     if not names:
         raise SettingsError("no method is named: name at least one, e.g. --methods fedavg,local")
@@ -280,7 +281,7 @@ def compare(
     check_settings(names, plan.settings)
     plan = replace(plan, evaluation=plan.evaluation or common_mode(names))
     folders = {name: seed_folders(out / name, plan.seeds, plan.resume) for name in names}
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    found: dict[str, list[Record]] = {name: [] for name in names}
     # Seed by seed, so that a split is made once and then serves all methods.
     for seed in plan.seeds:
         for name in names:
@@ -313,7 +314,7 @@ def check_settings(names: Sequence[str], settings: Mapping[str, Any]) -> None:
             raise UnknownNameError("setting", key, known)
 
 
-def write_summary(out: Path, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+def write_summary(out: Path, found: Mapping[str, Sequence[Record]]) -> None:
     """Write what several runs say together beside their folders."""
     summaries = {name: summarise_runs(runs).as_dict() for name, runs in found.items()}
     write_json(out / records.SUMMARY, {"format": "fedmend summary 1", "methods": summaries})

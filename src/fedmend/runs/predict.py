@@ -10,7 +10,7 @@ import numpy as np
 from fedmend.runs import node_memory
 from fedmend.data.folders import read_folder
 from fedmend.data.tables import write_table
-from fedmend.errors import FileFormatError, SettingsError, UnknownNameError
+from fedmend.errors import SettingsError, UnknownNameError
 from fedmend.graph import UNKNOWN_LABEL
 from fedmend.runs.record import SavedRun, read_run
 from fedmend.runs.train import choose_model, predict_remembering, predict_with
@@ -23,18 +23,18 @@ def predict_folder(run: Path, graph: Path, out: Path, silo: str | None) -> dict[
     saved = read_run(run)
     if silo is not None:
         _check_silo(saved, silo)
-    method = saved.record["method"]
-    model = choose_model(method, saved.shape, saved.weights, saved.own, saved.own_weights, silo)
+    method = saved.record.method
+    model = choose_model(saved.record, saved.weights, saved.own_weights, silo)
     read = read_folder(graph)
     memory = node_memory.read(run)
     if memory is None or silo is None:
-        names = str(saved.record.get("feature_names_hash", ""))
-        prediction = predict_with(model, saved.label_names, read, names)
+        record = saved.record
+        prediction = predict_with(model, record.label_names, read, record.feature_names_hash)
     else:
         prediction = predict_remembering(memory, saved.record, model, silo, read)
     labels = np.asarray(prediction.labels)
     columns: dict[str, Any] = {"id": prediction.node_ids, "label": labels}
-    for index, name in enumerate(saved.label_names):
+    for index, name in enumerate(saved.record.label_names):
         columns[f"probability_{name}"] = prediction.probabilities[:, index].numpy()
     import pyarrow as pa
 
@@ -58,15 +58,6 @@ def predict_folder(run: Path, graph: Path, out: Path, silo: str | None) -> dict[
 
 def _check_silo(saved: SavedRun, silo: str) -> None:
     """Refuse a silo that did not take part: the shared model would answer all the same."""
-    try:
-        data = saved.record["data"]
-        # Of a deployed run nobody knows the silos' sizes, but who they were.
-        known = (
-            [str(each["name"]) for each in data["per_silo"]]
-            if "per_silo" in data
-            else list(map(str, saved.record["engine"]["silos"]))
-        )
-    except (KeyError, TypeError) as error:
-        raise FileFormatError(f"{saved.folder} does not say which silos took part") from error
+    known = saved.record.silos
     if silo not in known:
         raise UnknownNameError("silo", silo, known)

@@ -19,7 +19,7 @@ from fedmend.errors import FedmendError
 from fedmend.evaluation.evaluate import predict
 from fedmend.runs.plan import DEFAULT_SPLIT, Source, is_cut
 from fedmend.graph import UNKNOWN_LABEL, Graph
-from fedmend.runs.record import SavedRun
+from fedmend.runs.record import Record, SavedRun
 from fedmend.reports.views import Drawing, Retraced
 from fedmend.runs.train import choose_model
 
@@ -43,28 +43,30 @@ class Retracer:
         self._drawings: dict[str, Drawing] = {}
 
     def __call__(self, saved: SavedRun) -> Retraced:
+        wanted = saved.record.split.hash
+        if wanted is None:
+            return Retraced(note="Nobody sees the data of deployed silos together.")
         silos = self._silos(saved.record)
         if isinstance(silos, str):
             return Retraced(note=silos)
-        wanted = saved.record["split"]["hash"]
         if wanted not in self._drawings:
             self._drawings[wanted] = draw(silos)
         with computing_with(1):  # waking more of them costs more than it gives
             table, note = confusion(saved, silos)
         return Retraced(self._drawings[wanted], table, note)
 
-    def _silos(self, record: dict[str, Any]) -> Partition | str:
-        wanted = record["split"]["hash"]
+    def _silos(self, record: Record) -> Partition | str:
+        wanted = record.split.hash
         if wanted != self._hash:
             self._hash, self._kept = wanted, self._made(record)
         return self._kept
 
-    def _made(self, record: dict[str, Any]) -> Partition | str:
+    def _made(self, record: Record) -> Partition | str:
         """The silos, or why they cannot be had."""
-        given = record.get("source") or {
-            "dataset": record["dataset"],
-            "silos": len(record["data"]["per_silo"]),
-            "split": record["split"]["how"],
+        given = record.source or {
+            "dataset": record.dataset,
+            "silos": len(record.data.per_silo),
+            "split": record.split.how,
             "ratio": "60/20/20",
         }
         if not isinstance(given.get("dataset"), str):
@@ -80,10 +82,10 @@ class Retracer:
                 self._root,
                 download=False,
             )
-            silos = source.partition(int(record["split"]["seed"] or 0))
+            silos = source.partition(int(record.split.seed or 0))
         except (FedmendError, TypeError, ValueError) as error:
             return f"The silos could not be made again: {error}"
-        if silos.hash != record["split"]["hash"]:
+        if silos.hash != record.split.hash:
             return "The data of today gives other silos than those the run was made with."
         return silos
 
@@ -94,26 +96,25 @@ def confusion(saved: SavedRun, silos: Partition) -> tuple[list[list[int]] | None
     For a model per silo tested on the whole graph the counts of all silos' models are added up.
     """
     record = saved.record
-    if record["result"] is None:
+    if record.result is None:
         return None, "Nothing was tested."
-    classes = len(saved.label_names)
+    classes = len(record.label_names)
     if classes > MOST_CLASSES:
         return None, f"{classes} classes are too many for a confusion matrix."
-    whole = silos.whole if record["evaluation"] != "own-subgraph" else None
+    whole = silos.whole if record.evaluation != "own-subgraph" else None
     counts = np.zeros((classes, classes), dtype=np.int64)
     accuracies = []
     try:
         if whole is not None and saved.weights is not None:
             asked: list[tuple[str | None, Graph]] = [(None, whole)]
         else:
-            names = sorted(silos.silos) if saved.weights is not None else list(saved.own)
+            names = sorted(silos.silos)
+            names = names if saved.weights is not None else list(record.silos_with_own_model)
             asked = [(name, whole or silos.silos[name]) for name in names]
         for name, graph in asked:
             if not bool(graph.test_mask.any()):
                 continue
-            model = choose_model(
-                record["method"], saved.shape, saved.weights, saved.own, saved.own_weights, name
-            )
+            model = choose_model(record, saved.weights, saved.own_weights, name)
             found = predict(model, graph).argmax(1)[graph.test_mask]
             true = graph.y[graph.test_mask]
             accuracies.append(float((found == true).double().mean()))
@@ -121,7 +122,7 @@ def confusion(saved: SavedRun, silos: Partition) -> tuple[list[list[int]] | None
             counts += flat.numpy().reshape(classes, classes)
     except (FedmendError, KeyError, RuntimeError, TypeError) as error:
         return None, f"The run's predictions could not be made again: {error}"
-    if not accuracies or abs(np.mean(accuracies) - record["result"]["accuracy"]) > 1e-3:
+    if not accuracies or abs(np.mean(accuracies) - record.result.accuracy) > 1e-3:
         return None, (
             "The method predicts with more than the saved model, so that its confusion matrix "
             "cannot be made again."

@@ -16,17 +16,16 @@ from typing import Any
 
 from fedmend.data.partition import Partition
 from fedmend.errors import FileFormatError, SettingsError
-from fedmend.files import make_folder, read_json, replacing, storage_errors
+from fedmend.files import make_folder, replacing, storage_errors
 from fedmend.reports import figures
 from fedmend.runs import record as records
+from fedmend.runs.record import Figures
 from fedmend.runs.train import is_same_run
-
-_IDENTITY = ("method", "settings", "seed", "evaluation", "split", "content_hash")
 
 FIGURES = f"figures{figures.SUFFIX}"
 """In a cell's folder, in place of a run: what tables read of one that was made elsewhere."""
 
-Finished = Path | dict[str, Any]
+Finished = Path | Figures
 """A run's folder, or its figures."""
 
 
@@ -38,7 +37,7 @@ class FinishedRuns:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
-        self._known: dict[str, list[tuple[Finished, dict[str, Any]]]] | None = None
+        self._known: dict[str, list[tuple[Finished, Figures]]] | None = None
 
     def find(
         self,
@@ -54,14 +53,14 @@ class FinishedRuns:
                 return finished
         return None
 
-    def baseline(self, what: Mapping[str, Any], silos: Partition) -> dict[str, Any] | None:
+    def baseline(self, what: Mapping[str, Any], silos: Partition) -> Figures | None:
         """The figures of the baseline that `what` describes, if they were kept."""
         for _, kept in self._on(silos):
-            if all(kept.get(key) == value for key, value in what.items()):
+            if kept.is_of(what):
                 return kept
         return None
 
-    def _on(self, silos: Partition) -> list[tuple[Finished, dict[str, Any]]]:
+    def _on(self, silos: Partition) -> list[tuple[Finished, Figures]]:
         if self._known is None:
             self._known = _by_split(self._folders)
         return self._known.get(silos.hash, [])
@@ -76,20 +75,19 @@ def check_folders(folders: Iterable[Path]) -> None:
             figures.read(path)
 
 
-def _by_split(folders: Sequence[Path]) -> dict[str, list[tuple[Finished, dict[str, Any]]]]:
-    known: dict[str, list[tuple[Finished, dict[str, Any]]]] = {}
+def _by_split(folders: Sequence[Path]) -> dict[str, list[tuple[Finished, Figures]]]:
+    known: dict[str, list[tuple[Finished, Figures]]] = {}
     for folder in folders:
         for path in sorted(folder.rglob(records.RECORD)):
             try:
-                record = read_json(path)
-                kept = {key: record[key] for key in _IDENTITY}
-                known.setdefault(str(kept["split"]["hash"]), []).append((path.parent, kept))
-            except (FileFormatError, KeyError, TypeError):
+                record = records.read_record(path)
+            except FileFormatError:
                 continue  # not a run of ours: then it is made anew
+            known.setdefault(str(record.split.hash), []).append((path.parent, record))
     for folder in folders:
         for path in _files_of_figures(folder):
             for kept in figures.read(path).values():
-                known.setdefault(kept["split"]["hash"], []).append((kept, kept))
+                known.setdefault(str(kept.split.hash), []).append((kept, kept))
     return known
 
 
@@ -97,7 +95,7 @@ def _files_of_figures(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.rglob(f"*{figures.SUFFIX}")) if figures.is_ours(path)]
 
 
-def kept_figures(folder: Path) -> dict[str, Any] | None:
+def kept_figures(folder: Path) -> Figures | None:
     """What `take_over` put into a cell's folder in place of a run."""
     if not (folder / FIGURES).exists():
         return None

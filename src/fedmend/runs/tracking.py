@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedmend.engines.base import Moment, Watch
+from fedmend.runs.record import Record
 from fedmend.errors import FedmendError, SettingsError, UnknownNameError
 
 SINKS = {
@@ -32,7 +33,7 @@ class Sink(Protocol):
     def figure(self, name: str, value: float, round: int) -> None:
         """One figure of one round; `name` is `phase/metric`."""
 
-    def finished(self, record: Mapping[str, Any]) -> None:
+    def finished(self, record: Record) -> None:
         """The run has ended and this is its record."""
 
     def close(self) -> None:
@@ -87,9 +88,9 @@ class Followed:
         self._figure(f"{moment.phase}/bytes up", moment.bytes_up, moment.round)
         self._figure(f"{moment.phase}/bytes down", moment.bytes_down, moment.round)
 
-    def finish(self, record: Mapping[str, Any]) -> None:
+    def finish(self, record: Record) -> None:
         """What came after the last round, and the result."""
-        for phase, rounds in record["rounds"].items():
+        for phase, rounds in record.rounds.items():
             for round, metrics in rounds.items():
                 self._figures(phase, int(round), metrics)
         self._each(lambda sink: sink.finished(record))
@@ -142,12 +143,14 @@ def following(
         followed.close()
 
 
-def _headline(record: Mapping[str, Any]) -> dict[str, float]:
+def _headline(record: Record) -> dict[str, float]:
     """The figures a run ends with."""
-    found = {"seconds": float(record["measured"]["seconds"])}
-    found |= {f"bytes {way}": float(record["bytes"][way]) for way in ("up", "down")}
-    if record["result"] is not None:
-        found |= {f"test {key}": float(record["result"][key]) for key in ("accuracy", "macro_f1")}
+    found = {"seconds": float(record.measured.seconds)}
+    found |= {"bytes up": float(record.bytes.up), "bytes down": float(record.bytes.down)}
+    if record.result is not None:
+        found |= {
+            f"test {key}": float(getattr(record.result, key)) for key in ("accuracy", "macro_f1")
+        }
     return found
 
 
@@ -170,7 +173,7 @@ class TensorBoard:
     def figure(self, name: str, value: float, round: int) -> None:
         self._writer.add_scalar(name, value, round)
 
-    def finished(self, record: Mapping[str, Any]) -> None:
+    def finished(self, record: Record) -> None:
         for name, value in _headline(record).items():
             self._writer.add_scalar(f"result/{name}", value, 0)
 
@@ -210,7 +213,7 @@ class MLflow:
     def figure(self, name: str, value: float, round: int) -> None:
         self._client.log_metric(self._run, name, value, step=round)
 
-    def finished(self, record: Mapping[str, Any]) -> None:
+    def finished(self, record: Record) -> None:
         for name, value in _headline(record).items():
             self._client.log_metric(self._run, name, value)
         self._state = "FINISHED"
@@ -267,7 +270,7 @@ class WeightsAndBiases:
     def figure(self, name: str, value: float, round: int) -> None:
         self._run.log({"round": round, name: value})
 
-    def finished(self, record: Mapping[str, Any]) -> None:
+    def finished(self, record: Record) -> None:
         self._run.summary.update(_headline(record))
 
     def close(self) -> None:

@@ -6,9 +6,8 @@ import hashlib
 import json
 import operator
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,15 @@ from fedmend.errors import DataError, SettingsError, UnknownNameError
 from fedmend.evaluation.evaluate import Scores, check_mode, evaluate, model_with, predict
 from fedmend.evaluation.generated import Generated, compare_generated
 from fedmend.federation import Schema, SiloBase
+from fedmend.files import plain, typed
 from fedmend.graph import Graph, feature_arrays, hash_of_names, is_sparse
 from fedmend.methods import Method
 from fedmend.models.backbones import Backbone, ModelShape
 from fedmend.runs.node_memory import NodeMemory
 from fedmend.privacy.ledger import Kind, Ledger
+from fedmend.privacy.account import Account
 from fedmend.runs import record as records
+from fedmend.runs.record import Data, Engine, Figures, Generator, Record, Split
 
 POOLED = "everyone"
 """The one silo of a method that runs on the whole graph."""
@@ -62,7 +64,7 @@ class Result:
     scores: Scores | None
     ledger: Ledger
     history: dict[str, dict[int, dict[str, float]]]
-    record: dict[str, Any] = field(repr=False)
+    record: Record = field(repr=False)
     memory: NodeMemory | None = field(default=None, repr=False)
 
     @property
@@ -82,7 +84,7 @@ class Result:
 
     @property
     def seconds(self) -> float:
-        return float(self.record["measured"]["seconds"])
+        return self.record.measured.seconds
 
     @property
     def model(self) -> Backbone:
@@ -91,9 +93,7 @@ class Result:
 
     def model_of(self, silo: str | None) -> Backbone:
         """The model that predicts for `silo`: the shared one, or the silo's own."""
-        return choose_model(
-            self.method.name, self.shape, self.weights, self.own, self.own.__getitem__, silo
-        )
+        return choose_model(self.record, self.weights, self.own.__getitem__, silo)
 
     def predict(self, graph: Graph, silo: str | None = None) -> Prediction:
         """Predict every node of a graph, seen in training or not.
@@ -104,7 +104,7 @@ class Result:
         """
         model = self.model_of(silo)
         if self.memory is None or silo is None:
-            return predict_with(model, self.label_names, graph, self.record["feature_names_hash"])
+            return predict_with(model, self.label_names, graph, self.record.feature_names_hash)
         return predict_remembering(self.memory, self.record, model, silo, graph)
 
     def save(self, folder: str | Path) -> Path:
@@ -116,14 +116,13 @@ class Result:
 
 
 def choose_model(
-    method: str,
-    shape: ModelShape,
+    record: Record,
     weights: Mapping[str, Tensor] | None,
-    own: Collection[str],
     own_weights: Callable[[str], Mapping[str, Tensor]],
     silo: str | None,
 ) -> Backbone:
-    """The shared model, or the named silo's own where the method has one per silo (`own`)."""
+    """The shared model, or the named silo's own where the method has one per silo."""
+    shape, method, own = record.model, record.method, record.silos_with_own_model
     if weights is not None:
         return model_with(shape, weights)
     if silo is None:
@@ -156,19 +155,18 @@ def predict_with(
 
 
 def predict_remembering(
-    memory: NodeMemory, record: Mapping[str, Any], model: Backbone, silo: str, graph: Graph
+    memory: NodeMemory, record: Record, model: Backbone, silo: str, graph: Graph
 ) -> Prediction:
     """Predict a silo's graph as it is now, with what the run remembers of its nodes."""
-    chosen, settings = choose(record["method"], record["settings"])
+    chosen, settings = choose(record.method, record.settings)
     if silo not in memory.ids:
         raise UnknownNameError("silo", silo, memory.ids)
-    label_names = tuple(record["label_names"])
-    names = str(record.get("feature_names_hash", ""))
-    plain = predict_with(model, label_names, graph, names)  # checks that the graph fits
+    names = record.feature_names_hash
+    without = predict_with(model, record.label_names, graph, names)  # checks that the graph fits
     if chosen.predict_silo is None:
-        return plain
-    found = chosen.predict_silo(memory, settings, int(record["seed"]), model, silo, graph)
-    return replace(plain, probabilities=found)
+        return without
+    found = chosen.predict_silo(memory, settings, record.seed, model, silo, graph)
+    return replace(without, probabilities=found)
 
 
 def train(
@@ -288,28 +286,27 @@ def train(
     if chosen.sees_beyond:
         count_surroundings(ledger, silos, graphs)
     now = time.perf_counter()
+    facts = {name: chosen.privacy_facts(config, graph) for name, graph in graphs.items()}
     record = make_record(
         what,
         engine,
         ledger,
         dataset=dataset,
-        data=asdict(silos.statistics()),
-        about={"name": "in-process", "threads": threads},
+        source=None if source is None else dict(source),
+        data=Data(**vars(silos.statistics())),
+        about=Engine(name="in-process", threads=threads),
         shape=shape,
         shared=weights is not None,
         own=own,
         pooled=chosen.pooled,
         scores=scores,
+        privacy=chosen.privacy(config, facts),
+        generator=_generated(engine.silos, silos),
+        inside=_inside_silos(engine.silos),
         seconds=now - started,
         phases={"set-up": set_up, **engine.timings.phases, "evaluation": now - testing},
+        workers=engine.workers,
     )
-    record["measured"]["workers"] = engine.workers
-    # What only one process that holds all silos can know.
-    record["source"] = None if source is None else dict(source)
-    facts = {name: chosen.privacy_facts(config, graph) for name, graph in graphs.items()}
-    record["privacy"] = chosen.privacy(config, facts)
-    record["generator"] = _generated(engine.silos, silos)
-    record["bytes"].update(_inside_silos(engine.silos))
     memory = _memory(engine, graphs)
     result = Result(
         chosen,
@@ -339,55 +336,45 @@ def make_record(
     engine: EngineBase[Any],
     ledger: Ledger,
     *,
-    dataset: str | None,
-    data: Mapping[str, Any],
-    about: Mapping[str, Any],
+    data: Data,
+    about: Engine,
     shape: ModelShape,
     shared: bool,
     own: Iterable[str],
-    pooled: bool,
     scores: Scores | None,
+    privacy: Iterable[Account],
     seconds: float,
     phases: Mapping[str, float],
-) -> dict[str, Any]:
+    workers: int | None = None,
+    inside: Mapping[str, Mapping[str, int]] | None = None,
+    **others: Any,
+) -> Record:
     """The record of a finished run, whichever engine it ran on.
 
     what: the run's identity; data: what is known of the silos; about: the engine; shared: whether
-    there is a shared model; own: silos with a model of their own; phases: seconds of each.
+    there is a shared model; own: silos with a model of their own; privacy: accounts of the method,
+    to which the engine's are added; phases: seconds of each; others: further fields.
     """
-    return {
-        "format": records.FORMAT,
+    return Record(
         **what,
-        "dataset": dataset,
-        "source": None,
-        "data": data,
-        "engine": about,
-        "versions": records.versions(),
-        "model": asdict(shape),
-        "label_names": list(engine.schema.label_names),
-        "feature_names_hash": engine.schema.feature_names_hash,
-        "shared_model": shared,
-        "silos_with_own_model": sorted(own),
-        "pooled": pooled,
-        "privacy": None,
-        "generator": None,
-        "result": None if scores is None else asdict(scores),
-        "rounds": engine.history,
-        "said": engine.sentences,
-        "bytes": {
-            "up": ledger.total("up"),
-            "down": ledger.total("down"),
-            "left_by_silo": ledger.left(),
-        },
-        "measured": {
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": seconds,
-            "phases": phases,
-            "steps": engine.timings.steps,
-            "peak_memory_mb": records.peak_memory_mb(),
-            "machine": records.machine(),
-        },
-    }
+        data=data,
+        engine=about,
+        versions=records.versions(),
+        model=shape,
+        label_names=engine.schema.label_names,
+        feature_names_hash=engine.schema.feature_names_hash,
+        shared_model=shared,
+        silos_with_own_model=tuple(sorted(own)),
+        privacy=(*privacy, *engine.accounts),
+        result=scores,
+        rounds=engine.history,
+        said=tuple(engine.sentences),
+        bytes=records.sent(ledger, inside),
+        measured=records.measured_now(
+            seconds=seconds, phases=phases, steps=engine.timings.steps, workers=workers
+        ),
+        **others,
+    )
 
 
 def _memory(engine: InProcess[Any], graphs: Mapping[str, Graph]) -> NodeMemory | None:
@@ -398,11 +385,9 @@ def _memory(engine: InProcess[Any], graphs: Mapping[str, Graph]) -> NodeMemory |
     return NodeMemory(engine.remembered, silos, ids)
 
 
-def _inside_silos(silos: Mapping[str, SiloBase]) -> dict[str, Any]:
+def _inside_silos(silos: Mapping[str, SiloBase]) -> dict[str, dict[str, int]] | None:
     """Bytes between silos and their devices, where a method tells the two apart."""
     inside = {name: each for name, silo in silos.items() if (each := silo.inside()) is not None}
-    if not inside:
-        return {}
     counted = {
         name: {
             f"{direction} {message} {kind}": size
@@ -410,7 +395,7 @@ def _inside_silos(silos: Mapping[str, SiloBase]) -> dict[str, Any]:
         }
         for name, each in inside.items()
     }
-    return {"between_silo_and_devices": counted}
+    return counted or None
 
 
 def _with_fixed(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -447,14 +432,17 @@ def _graphs(method: Method, silos: Partition, settings: Any) -> dict[str, Graph]
     return {POOLED: silos.whole}
 
 
-def _generated(built: Mapping[str, SiloBase], silos: Partition) -> dict[str, Any] | None:
+def _generated(built: Mapping[str, SiloBase], silos: Partition) -> Generator | None:
     """How the generated neighbours compare with the true ones, where both are known."""
     found = {
         name: Generated(*made)
         for name, silo in sorted(built.items())
         if (made := silo.generated_neighbours()) is not None
     }
-    return compare_generated(found, silos) if found and silos.whole is not None else None
+    if not found or silos.whole is None:
+        return None
+    compared: Generator = typed(Generator, compare_generated(found, silos))
+    return compared
 
 
 def count_surroundings(ledger: Ledger, silos: Partition, graphs: Mapping[str, Graph]) -> None:
@@ -493,33 +481,31 @@ def identity(
 
     Of silos that nobody sees together (None), the split has no hash.
     """
-    split: dict[str, Any] = {"how": "deployed", "seed": None, "hash": None}
-    content = None
+    split = Split(how="deployed", seed=None, hash=None)
     if silos is not None:
-        split = {"how": silos.how, "seed": silos.seed, "hash": silos.hash}
-        content = silos.content_hash
+        split = Split(how=silos.how, seed=silos.seed, hash=silos.hash)
     return {
         "method": method.name,
         "settings": asdict(settings),
         "seed": seed,
         "evaluation": mode,
         "split": split,
-        "content_hash": content,
+        "content_hash": None if silos is None else silos.content_hash,
     }
 
 
 def is_same_run(
-    record: Mapping[str, Any],
+    run: Figures,
     method: str,
     settings: Mapping[str, Any],
     silos: Partition,
     seed: int,
     evaluation: str | None,
 ) -> bool:
-    """Whether a record is of the run that `train` would make of these arguments."""
+    """Whether a record, or its figures, are of the run that `train` would make of these."""
     chosen, config = choose(method, settings)
-    wanted = identity(chosen, config, silos, seed, evaluation or default_mode(silos, chosen))
-    return all(record.get(key) == value for key, value in wanted.items())
+    mode = evaluation or default_mode(silos, chosen)
+    return run.is_of(identity(chosen, config, silos, seed, mode))
 
 
 def fingerprint(
@@ -529,7 +515,8 @@ def fingerprint(
 ) -> str:
     """Identifies a run to its checkpoints; more rounds of the same are still the same run."""
     settings = {key: value for key, value in what["settings"].items() if key != "rounds"}
-    text = json.dumps({**what, "settings": settings, "torch": torch.__version__}, sort_keys=True)
+    whole = {**what, "settings": settings, "torch": torch.__version__}
+    text = json.dumps(plain(whole), sort_keys=True)
     digest = hashlib.sha256(text.encode())
     for _, graph in sorted(graphs.items()):
         for part in feature_arrays(graph.x):

@@ -14,6 +14,7 @@ from fedmend.reports import studies as reports
 from fedmend.reports.studies import Entry
 from fedmend.runs.cells import Cell, Engine, Outcome, Telling, known_settings, run_cells
 from fedmend.runs.plan import Source
+from fedmend.runs.record import Figures
 from fedmend.studies import SILOS, Point, Study
 
 ANYWHERE = "any"
@@ -120,7 +121,7 @@ def gather(plan: StudyPlan, outcome: Outcome) -> list[Entry]:
     return found
 
 
-def _records(plan: StudyPlan, outcome: Outcome, point: Point, name: str) -> list[dict[str, Any]]:
+def _records(plan: StudyPlan, outcome: Outcome, point: Point, name: str) -> list[Figures]:
     cells = [plan.cell(point, name, seed) for seed in plan.seeds]
     return [outcome.records[cell.name] for cell in cells if cell.name in outcome.records]
 
