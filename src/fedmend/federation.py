@@ -35,6 +35,7 @@ from typing import (
 from torch import Tensor
 
 from fedmend.errors import TooFewSilosError
+from fedmend.models.predictor import Predictor, predictor
 from fedmend.privacy.ledger import Kind, Ledger
 from fedmend.training.state import Composed
 
@@ -242,31 +243,19 @@ class SiloBase(Composed):
         """This silo's own model where the method has one per silo; it never leaves by itself."""
         return None
 
+    def predictor(self, shared: Mapping[str, Tensor] | None) -> Predictor | None:
+        """What this silo predicts with: by the shared model or, where there is none, its own.
+
+        None if it has no model, since it was lost before it had one. Methods that predict with more
+        than a model add it here.
+        """
+        graph = self.graph
+        shape = self.settings.shape(Schema(graph.num_features, graph.label_names))
+        return predictor(shape, graph.node_ids, shared, self.own_weights())
+
     def generated_neighbours(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """For measuring how good they are: generated rows, their nodes, and all nodes' own rows."""
         return None
-
-    mended_anywhere = False
-    """Whether what nodes bring along is theirs on any graph, the whole one too (FedGGR)."""
-
-    def mended_embeddings(self) -> Tensor | None:
-        """What this silo's nodes bring along where it predicts on its own graph."""
-        return None
-
-    def mended_graph(self) -> Graph | None:
-        """What the method made of the silo's graph to predict its nodes on; they come first."""
-        return None
-
-    def probabilities(self) -> Tensor | None:
-        """Class probabilities of this silo's nodes, where the method computes them by itself.
-
-        For methods whose silos hear each other when they predict; they never leave the silo.
-        """
-        return None
-
-    def remembered(self) -> dict[str, Tensor]:
-        """What it takes, beside the model, to predict nodes that come later; saved with the run."""
-        return {}
 
     def inside(self) -> Ledger | None:
         """What crossed between this silo and its devices, where the two are told apart."""

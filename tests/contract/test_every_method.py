@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from fedmend.graph import Graph
 from fedmend.methods import METHODS, find
 from fedmend.methods.fedper import FedPerSettings
 from fedmend.models.backbones import BACKBONES
+from fedmend.models.predictor import model_with, predict
+from fedmend.runs.predict import predictor_of
 from fedmend.runs.record import read_run
-from fedmend.runs.train import Result, choose_model, predict_with, train
+from fedmend.runs.train import Result, own_or_shared, predict_with, train
 from tests.tiny import (
     QUICK,
     accepted,
@@ -566,9 +568,14 @@ def test_saved_run_predicts_as_the_run_itself(tmp_path: Path, method: str) -> No
     assert same_weights(saved.weights, result.weights)
     assert record.silos_with_own_model == tuple(sorted(result.own))
     unseen = tiny_graph(30, seed=9)
-    for silo in record.silos_with_own_model or (None,):
-        model = choose_model(record, saved.weights, saved.own_weights, silo)
-        again = predict_with(model, record.label_names, unseen)
+    for silo in (*record.silos, *(() if record.silos_with_own_model else (None,))):
+        if silo is None:
+            weights = own_or_shared(record, saved.weights, saved.own_weights, None)
+            again = predict_with(
+                partial(predict, model_with(record.model, weights)), record, unseen
+            )
+        else:
+            again = predict_with(predictor_of(saved, silo).predict, record, unseen)
         now = result.predict(unseen, silo)
         assert torch.equal(again.probabilities, now.probabilities)
         assert again.labels == now.labels

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -26,7 +27,7 @@ from fedmend import __version__
 from fedmend.data.border import Border
 from fedmend.data.folders import read_own_border, write_silo
 from fedmend.data.partition import Partition
-from fedmend.deploy.deployed import PLAN, make_plan, privacy_accounts, train_deployed
+from fedmend.deploy.deployed import PLAN, make_plan, train_deployed
 from fedmend.engines import endpoint as endpoint_module
 from fedmend.engines import flare, wire
 from fedmend.engines.base import Interrupted, Moment, Watch
@@ -40,10 +41,12 @@ from fedmend.engines.endpoint import (
 )
 from fedmend.errors import (
     FederationError,
+    FileFormatError,
     RefusedError,
     SettingsError,
     StorageError,
     TooFewSilosError,
+    UnknownNameError,
     WireError,
 )
 from fedmend.federation import Nothing
@@ -54,9 +57,10 @@ from fedmend.privacy.ledger import Ledger
 from fedmend.privacy.policy import Policy
 from fedmend.reports import page
 from fedmend.reports.views import read_views
+from fedmend.runs.predict import predict_folder, predictor_of
 from fedmend.runs.record import Record, read_run
 from fedmend.runs.retrace import Retracer
-from fedmend.runs.train import Result, train
+from fedmend.runs.train import Result, privacy_accounts, train
 from tests.tiny import QUICK, accepted, rebuilt, same_weights, tiny_partition
 
 PARTITION = tiny_partition()
@@ -349,6 +353,45 @@ def test_a_deployed_run_can_be_reported_at_the_server_and_at_a_silo(
     up = [entry for entry in place.ledger.entries if entry.silo == "silo-1"]
     assert silo.bytes.up < sum(entry.bytes for entry in up if entry.direction == "up")
     assert silo.measured.phases.keys() >= {"training"}
+
+
+@pytest.mark.parametrize("method", ["fedper", "local", "fedsage+", "fedggr", "hifgl"])
+def test_a_deployed_silo_predicts_from_its_own_folder_as_it_was_tested(
+    place: Place, method: str
+) -> None:
+    record = place.run(method)
+    write_silo(PARTITION, "silo-1", place.graph("silo-1"))
+    out = place.root / "predicted.csv"
+    done = predict_folder(place.folder("silo-1"), place.graph("silo-1"), out, None)
+    assert record.result is not None
+    assert done["test_accuracy"] == pytest.approx(record.result.by_silo["silo-1"]["accuracy"])
+    assert (done["silo"], done["nodes"]) == ("silo-1", PARTITION.silos["silo-1"].num_nodes)
+    expected = in_process(method).predictors["silo-1"]
+    graph = PARTITION.silos["silo-1"]
+    found = predictor_of(read_run(place.folder("silo-1")), "silo-1")
+    torch.testing.assert_close(
+        found.predict(graph), expected.on(record.evaluation).predict(graph), rtol=0, atol=0
+    )
+    with pytest.raises(UnknownNameError, match="silo-9"):
+        predict_folder(place.folder("silo-1"), place.graph("silo-1"), out, "silo-9")
+    if record.silos_with_own_model:
+        for elsewhere, name in (("silo-1", "silo-0"), ("server", "silo-1")):
+            with pytest.raises((FileFormatError, UnknownNameError), match="silo"):
+                predict_folder(place.folder(elsewhere), place.graph("silo-1"), out, name)
+
+
+def test_new_nodes_of_a_deployed_fedggr_silo_are_predicted_without_the_servers_part(
+    place: Place,
+) -> None:
+    place.run("fedggr")
+    graph = PARTITION.silos["silo-1"]
+    ids = [*graph.node_ids[:-2].tolist(), 900, 901]
+    renamed = Partition({"silo-1": rebuilt(graph, node_ids=np.array(ids))}, "x", None)
+    write_silo(renamed, "silo-1", place.root / "grown")
+    done = predict_folder(
+        place.folder("silo-1"), place.root / "grown", place.root / "new.csv", None
+    )
+    assert (done["new"], done["without_rows"]) == (2, 2)
 
 
 def test_global_cannot_be_deployed() -> None:

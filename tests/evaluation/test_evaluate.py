@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fedmend.data.partition import Partition
 from fedmend.errors import DataError, UnknownNameError
-from fedmend.evaluation.evaluate import evaluate, model_with, predict
+from fedmend.evaluation.evaluate import evaluate
 from fedmend.graph import Graph
 from fedmend.methods import METHODS
 from fedmend.models.backbones import ModelShape, build
+from fedmend.models.predictor import Predictor, model_with, predict
 from fedmend.runs.train import Result, train
 from tests.tiny import QUICK, rebuilt, reordered, same_weights, tiny_graph, tiny_partition
 
@@ -28,6 +29,19 @@ def weights_of(seed: int, shape: ModelShape = SHAPE) -> dict[str, Tensor]:
 
 
 OWN = {name: weights_of(number) for number, name in enumerate(PARTITION.names)}
+
+
+OWNERS = {
+    name: Predictor(SHAPE, weights, False, PARTITION.silos[name].node_ids)
+    for name, weights in OWN.items()
+}
+
+
+def shared(partition: Partition) -> dict[str, Predictor]:
+    return {
+        name: Predictor(SHAPE, weights_of(0), True, graph.node_ids)
+        for name, graph in partition.silos.items()
+    }
 
 
 def share_right(weights: dict[str, Tensor], graph: Graph) -> float:
@@ -44,13 +58,13 @@ def whole() -> Graph:
 
 
 def test_shared_model_on_the_whole_graph() -> None:
-    scores = evaluate(SHAPE, weights_of(0), {}, PARTITION, "global-graph")
+    scores = evaluate(shared(PARTITION), PARTITION, "global-graph")
     assert scores.accuracy == pytest.approx(share_right(weights_of(0), whole()))
     assert (scores.mode, scores.test_nodes, scores.by_silo) == ("global-graph", 12, {})
 
 
 def test_shared_model_on_the_silos_own_graphs() -> None:
-    scores = evaluate(SHAPE, weights_of(0), {}, PARTITION, "own-subgraph")
+    scores = evaluate(shared(PARTITION), PARTITION, "own-subgraph")
     each = {name: share_right(weights_of(0), graph) for name, graph in PARTITION.silos.items()}
     assert {name: one["accuracy"] for name, one in scores.by_silo.items()} == pytest.approx(each)
     assert scores.accuracy == pytest.approx(sum(each.values()) / 3)
@@ -58,7 +72,7 @@ def test_shared_model_on_the_silos_own_graphs() -> None:
 
 
 def test_own_models_on_the_whole_graph_are_averaged() -> None:
-    scores = evaluate(SHAPE, None, OWN, PARTITION, "global-graph")
+    scores = evaluate(OWNERS, PARTITION, "global-graph")
     each = {name: share_right(weights, whole()) for name, weights in OWN.items()}
     assert {name: one["accuracy"] for name, one in scores.by_silo.items()} == pytest.approx(each)
     assert scores.accuracy == pytest.approx(sum(each.values()) / 3)
@@ -66,20 +80,21 @@ def test_own_models_on_the_whole_graph_are_averaged() -> None:
 
 
 def test_own_models_on_their_own_graphs() -> None:
-    scores = evaluate(SHAPE, None, OWN, PARTITION, "own-subgraph")
+    scores = evaluate(OWNERS, PARTITION, "own-subgraph")
     each = {name: share_right(OWN[name], graph) for name, graph in PARTITION.silos.items()}
     assert {name: one["accuracy"] for name, one in scores.by_silo.items()} == pytest.approx(each)
 
 
 @pytest.mark.parametrize("mode", ["own-subgraph", "global-graph"])
 def test_figures_are_added_up_in_the_order_of_the_names(mode: str) -> None:
-    scores = evaluate(SHAPE, None, OWN, reordered(PARTITION), mode)
+    scores = evaluate(OWNERS, reordered(PARTITION), mode)
     assert list(scores.by_silo) == sorted(PARTITION.names)
 
 
 def test_a_silo_may_be_called_shared() -> None:
     graphs = dict(zip(["shared", "b", "c"], PARTITION.silos.values(), strict=True))
-    scores = evaluate(SHAPE, weights_of(0), {}, Partition(graphs, "x", None), "own-subgraph")
+    partition = Partition(graphs, "x", None)
+    scores = evaluate(shared(partition), partition, "own-subgraph")
     assert set(scores.by_silo) == {"shared", "b", "c"}
 
 
@@ -88,19 +103,20 @@ def test_silos_without_test_nodes_are_left_out() -> None:
     nobody = torch.zeros(first[1].num_nodes, dtype=torch.bool)
     untested = first[1].with_masks(first[1].train_mask, first[1].val_mask, nobody)
     partition = Partition({first[0]: untested, **dict(others)}, "x", None)
-    scores = evaluate(SHAPE, weights_of(0), {}, partition, "own-subgraph")
+    scores = evaluate(shared(partition), partition, "own-subgraph")
     assert set(scores.by_silo) == {name for name, _ in others}
     assert scores.test_nodes == sum(int(graph.test_mask.sum()) for _, graph in others)
+    alone = Partition({"a": untested}, "x", None)
     with pytest.raises(DataError, match="nothing can be tested"):
-        evaluate(SHAPE, weights_of(0), {}, Partition({"a": untested}, "x", None), "own-subgraph")
+        evaluate(shared(alone), alone, "own-subgraph")
 
 
 def test_modes_that_cannot_be() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'global-graph'"):
-        evaluate(SHAPE, weights_of(0), {}, PARTITION, "global")
+        evaluate(shared(PARTITION), PARTITION, "global")
     alone = Partition(PARTITION.silos, "x", None)
     with pytest.raises(DataError, match="needs the whole graph"):
-        evaluate(SHAPE, weights_of(0), {}, alone, "global-graph")
+        evaluate(shared(alone), alone, "global-graph")
 
 
 def test_without_test_nodes_there_are_no_scores() -> None:
@@ -216,8 +232,11 @@ def test_cut_edges_count_only_on_the_whole_graph() -> None:
         "layers.0.neighbours": torch.tensor([[0.0, 1.0], [1.0, 0.0]]),
         "layers.0.bias": torch.tensor([0.1, 0.0]),
     }
-    assert evaluate(shape, weights, {}, partition, "global-graph").accuracy == 1.0
-    assert evaluate(shape, weights, {}, partition, "own-subgraph").accuracy == 0.5
+    predictors = {
+        name: Predictor(shape, weights, True, each.node_ids) for name, each in silos.items()
+    }
+    assert evaluate(predictors, partition, "global-graph").accuracy == 1.0
+    assert evaluate(predictors, partition, "own-subgraph").accuracy == 0.5
 
 
 def test_unseen_graphs_are_predicted_and_others_refused() -> None:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedmend.data.datasets import load
+from fedmend.data.mended import mended
 from fedmend.data.partition import split
 from fedmend.data.sampling import Adjacency, whole_graph_hop
 from fedmend.graph import Graph, is_sparse
 from fedmend.mending.graph import (
     copies_of_isolated,
     estimated_missing,
-    mended,
     mended_hops,
     with_self_loops,
     without_nodes,

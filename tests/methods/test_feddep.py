@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fedmend.data.partition import Partition
 from fedmend.engines.base import Interrupted, Moment, Watch
 from fedmend.engines.inprocess import InProcess
 from fedmend.errors import FederationError
-from fedmend.evaluation.evaluate import evaluate, model_with, predict
+from fedmend.evaluation.evaluate import evaluate
 from fedmend.federation import Nothing, Schema
 from fedmend.mending.generator import Generated
 from fedmend.mending.prototypes import Prototypes
@@ -28,6 +29,7 @@ from fedmend.methods.feddep import (
     Silo,
     nearest_prototypes,
 )
+from fedmend.models.predictor import predict
 from fedmend.privacy.account import finite
 from fedmend.privacy.accountants.gaussian import gaussian_epsilon
 from fedmend.runs.record import RECORD
@@ -422,30 +424,37 @@ def finished(**others: Any) -> tuple[dict[str, Silo], dict[str, Tensor]]:
 
 def test_generating_at_inference_is_for_own_graphs_only() -> None:
     silos, weights = finished(generate_at_inference=True)
-    brought = {name: silo.mended_embeddings() for name, silo in silos.items()}
-    mended = {name: each for name, each in brought.items() if each is not None}
+    predictors = {name: silo.predictor(weights) for name, silo in silos.items()}
+    found = {name: each for name, each in predictors.items() if each is not None}
+    mended = {name: each.rows for name, each in found.items() if each.rows is not None}
     assert len(mended) == 3
-    shape = silos["silo-0"].local.model.shape
-    model = model_with(shape, weights)
+    model = found["silo-0"].model
     for name, graph in PARTITION.silos.items():
         bare, full = predict(model, graph), predict(model, graph, mended[name])
+        assert torch.equal(found[name].predict(graph), full)
         changed = (bare - full).abs().amax(1) > 1e-6
         assert bool(changed[mended[name].abs().sum(1) > 0].all())
     options = {**SMALL, "generate_at_inference": True}
-    for mode, used in (("global-graph", None), ("own-subgraph", mended)):
-        expected = evaluate(shape, weights, {}, PARTITION, mode, used)
+    bare_ones = {name: replace(each, rows=None) for name, each in found.items()}
+    for mode, used in (("global-graph", bare_ones), ("own-subgraph", found)):
+        expected = evaluate(used, PARTITION, mode)
         assert train("feddep", PARTITION, evaluation=mode, **options).scores == expected
-    with_them = evaluate(shape, weights, {}, PARTITION, "global-graph", mended)
-    assert with_them != evaluate(shape, weights, {}, PARTITION, "global-graph"), "or nothing shown"
-    assert all(silo.mended_embeddings() is None for silo in finished()[0].values())
+    anywhere = {name: replace(each, anywhere=True) for name, each in found.items()}
+    with_them = evaluate(anywhere, PARTITION, "global-graph")
+    assert with_them != evaluate(found, PARTITION, "global-graph"), "or nothing shown"
+    for silo in finished()[0].values():
+        plain = silo.predictor(weights)
+        assert plain is not None
+        assert plain.rows is None
 
 
 def test_validation_follows_what_prediction_does() -> None:
     silos, weights = finished(generate_at_inference=True)
     silo = silos["silo-0"]
     silo.local.load(weights)
-    graph, model = silo.graph, model_with(silo.local.model.shape, weights)
-    found = predict(model, graph, silo.mended_embeddings()).argmax(1)
+    graph, predictor = silo.graph, silo.predictor(weights)
+    assert predictor is not None
+    found = predictor.predict(graph).argmax(1)
     right = int((found == graph.y)[graph.val_mask].sum())
     assert silo.validate(fedavg.Weights(weights)).right == right
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from fedmend.data.sampling import whole_graph_hop
 from fedmend.engines.base import Interrupted, Moment, Watch
 from fedmend.engines.inprocess import Fault, InProcess
 from fedmend.errors import FederationError, FileFormatError, UnknownNameError
-from fedmend.evaluation.evaluate import predict
 from fedmend.federation import Schema
 from fedmend.graph import Graph
 from fedmend.mending.learned_graph import GlobalModule, inserted
@@ -38,8 +37,11 @@ from fedmend.models.backbones import build
 from fedmend.models.features import Features
 from fedmend.models.learned_graph import LearnedGraph, Pairs
 from fedmend.models.neighbour_search import nearest_neighbours
+from fedmend.models.predictor import predict
 from fedmend.runs import node_memory
-from fedmend.runs.train import Result, predict_remembering, train
+from fedmend.runs.predict import predictor_of
+from fedmend.runs.record import read_run
+from fedmend.runs.train import Result, train
 from fedmend.training.autoencoder import AutoencoderTraining
 from fedmend.training.streams import HidingNoise
 from tests.tiny import rebuilt, same_weights, tiny_graph, tiny_partition
@@ -417,7 +419,7 @@ def test_both_evaluation_modes_use_the_rows() -> None:
     settings = FedGGRSettings(**SMALL)
     with federation(settings) as engine:
         memory = fedggr.learn(engine, settings)
-        brought = {name: silo.mended_embeddings() for name, silo in engine.silos.items()}
+        brought = rows_of(engine, memory.best)
     assert PARTITION.whole is not None
     rows = torch.zeros(60, 4)
     for name, each in brought.items():
@@ -546,22 +548,34 @@ def grown(graph: Graph, new: int) -> Graph:
     return Graph(torch.cat([graph.x, x]), ends, node_ids=ids, label_names=graph.label_names)
 
 
-@pytest.mark.parametrize("aggregation", ["fedavg", "fedper"])
-def test_new_nodes_are_embedded_inserted_and_predicted(aggregation: str) -> None:
-    """What the run predicts for them is what the learned graph gives with them in it."""
-    changed = {**SMALL, "aggregation": aggregation}
-    settings = FedGGRSettings(**changed)
+def rows_of(engine: InProcess[Silo], weights: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+    """What each silo's nodes bring along in the end."""
+    found = {name: silo.predictor(weights) for name, silo in engine.silos.items()}
+    return {name: None if each is None else each.rows for name, each in found.items()}
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"autoencoder_rounds": 2}, {"aggregation": "fedper"}, {"embedding_noise": 0.1}]
+)
+def test_new_nodes_are_embedded_inserted_and_predicted(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    settings = FedGGRSettings(**{**SMALL, **changed})
     with federation(settings) as engine:
         memory = fedggr.learn(engine, settings)
         silo = engine.silos["silo-1"]
-    result = train("fedggr", PARTITION, **changed)
+        known = rows_of(engine, memory.best)["silo-1"]
+    assert known is not None
+    result = train("fedggr", PARTITION, out=tmp_path, **{**SMALL, **changed})
     graph = grown(silo.graph, 3)
-    found = result.predict(graph, "silo-1").probabilities
-    assert found.shape == (23, 3)
+    now = result.predict(graph, "silo-1").probabilities
+    noisy = "embedding_noise" in changed  # every upload draws its own
     # The same written out: rows of the learned graph with the new nodes in it.
     encoder = AutoencoderTraining("silo-1", graph, settings, 0)
     assert silo.autoencoder is not None
     encoder.load(silo.autoencoder.weights())
+    if settings.autoencoder_rounds:
+        encoder.load(memory.autoencoder)
     everyone = torch.cat([*memory.embeddings.values(), encoder.encode()[-3:]])
     module = LearnedGraph(4, 6, 4, torch.Generator())
     module.load_state_dict(memory.best_module)
@@ -570,46 +584,31 @@ def test_new_nodes_are_embedded_inserted_and_predicted(aggregation: str) -> None
     own = torch.arange(60, 63)[:, None]
     theirs = torch.cat([own, similar[60:].topk(4, dim=1).indices], dim=1)
     pairs = Pairs(torch.cat([memory.best_neighbours, theirs]))
-    before = memory.best_rows["silo-1"] if aggregation == "fedavg" else silo.best_rows
-    assert before is not None
-    rows = torch.cat([before, module(everyone, pairs)[60:]])
-    model = build(settings.shape(Schema(6, silo.graph.label_names)), torch.Generator())
-    model.load_state_dict(silo.own_weights() or memory.best)
-    scores = model(Features(graph.x), [whole_graph_hop(graph)] * 2, None, rows.detach())
-    torch.testing.assert_close(found, torch.softmax(scores, 1).detach())
-
-
-@pytest.mark.parametrize(
-    "changed", [{}, {"autoencoder_rounds": 2}, {"aggregation": "fedper"}, {"embedding_noise": 0.1}]
-)
-def test_a_saved_run_predicts_as_the_federation_does(
-    tmp_path: Path, changed: dict[str, Any]
-) -> None:
-    settings = FedGGRSettings(**{**SMALL, **changed})
-    with federation(settings) as engine:
-        fedggr.learn(engine, settings)
-        silo = engine.silos["silo-1"]
-        known = silo.mended_embeddings()
-    graph = grown(silo.graph, 3)
-    result = train("fedggr", PARTITION, out=tmp_path, **{**SMALL, **changed})
-    model = result.model_of("silo-1")
-    now = result.predict(graph, "silo-1").probabilities
-    noisy = "embedding_noise" in changed  # every upload draws its own
-    assert known is not None
+    rows = torch.cat([known, module(everyone, pairs)[60:].detach()])
+    expected = predict(result.model_of("silo-1"), graph, rows)
+    if not noisy:
+        torch.testing.assert_close(now, expected)
     old = torch.cat([known, torch.zeros(3, 4)])
-    torch.testing.assert_close(now[:20], predict(model, graph, old)[:20])
+    bare = predict(result.model_of("silo-1"), graph, old)
     # From the folder, with the nodes in another order: ids tell who is who.
-    saved = node_memory.read(tmp_path)
-    assert saved is not None
+    saved = read_run(tmp_path)
+    predictor = predictor_of(saved, "silo-1")
     order = torch.randperm(23, generator=torch.Generator().manual_seed(3))
-    moved = predict_remembering(saved, result.record, model, "silo-1", graph.subgraph(order))
+    moved = predictor.predict(graph.subgraph(order))
     same = order < 20 if noisy else order < 23
-    torch.testing.assert_close(moved.probabilities[same], now[order][same])
+    torch.testing.assert_close(moved[same], now[order][same])
     with pytest.raises(UnknownNameError, match="did you mean 'silo-1'"):
-        predict_remembering(saved, result.record, model, "silo1", graph)
-    less = replace(saved, server={"embeddings": saved.server["embeddings"]})
+        predictor_of(saved, "silo1")
+    # Without the server's part new nodes bring nothing along, as at a deployed silo.
+    assert predictor.can_insert()
+    alone = replace(
+        predictor, known={k: v for k, v in predictor.known.items() if not k.startswith("server/")}
+    )
+    assert not alone.can_insert()
+    torch.testing.assert_close(alone.predict(graph), bare)
+    less = {k: v for k, v in predictor.known.items() if k == "server/embeddings"}
     with pytest.raises(FileFormatError, match="does not fit its settings"):
-        predict_remembering(less, result.record, model, "silo-1", graph)
+        replace(predictor, known=less).predict(graph)
     # Another run in the same folder takes it away with it.
     train("fedggr", PARTITION, out=tmp_path, **{**SMALL, "global_width": 0})
     assert node_memory.read(tmp_path) is None

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from fedmend.data.mended import mended
 from fedmend.data.partition import Partition
 from fedmend.engines.inprocess import Fault
 from fedmend.errors import FederationError
-from fedmend.evaluation.evaluate import Scores, evaluate, model_with, predict
 from fedmend.federation import Nothing, Schema
 from fedmend.graph import Graph
 from fedmend.methods.fedsage_plus import FedSagePlusSettings, NeighGen, Silo
+from fedmend.models.predictor import model_with, predict
 from fedmend.runs.train import Result, train
 from tests.tiny import QUICK, rebuilt, same_weights, tiny_graph, tiny_partition
 
@@ -251,26 +252,22 @@ def test_generated_neighbours_that_are_never_kept_train_nothing(backbone: str) -
         torch.testing.assert_close(never.local.weights()[key], value)
 
 
-def test_silos_are_tested_on_their_mended_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silos_are_tested_on_their_mended_graphs() -> None:
     """Where each is tested on its own graph; the test nodes are the same."""
-    given: dict[str, Graph] = {}
-
-    def spy(*args: Any) -> Scores:
-        given.update(args[-1])
-        return evaluate(*args)
-
-    monkeypatch.setattr("fedmend.runs.train.evaluate", spy)
     found = train("fedsage+", PARTITION, evaluation="own-subgraph", **SMALL)
     assert found.weights is not None
     assert found.scores is not None
-    assert given.keys() == PARTITION.silos.keys()
+    assert found.predictors.keys() == PARTITION.silos.keys()
     shape = FedSagePlusSettings(**SMALL).shape(Schema(6, tiny_graph().label_names))
     right = []
     for name, graph in PARTITION.silos.items():
-        mended, nodes = given[name], torch.nonzero(graph.test_mask)[:, 0]
-        assert mended.num_nodes > graph.num_nodes
-        assert torch.equal(torch.nonzero(mended.test_mask)[:, 0], nodes)
-        classes = predict(model_with(shape, found.weights), mended).argmax(1)
+        made = found.predictors[name].generated
+        assert made is not None
+        features, owners = made
+        whole, nodes = mended(graph, owners, features), torch.nonzero(graph.test_mask)[:, 0]
+        assert whole.num_nodes > graph.num_nodes
+        assert torch.equal(torch.nonzero(whole.test_mask)[:, 0], nodes)
+        classes = predict(model_with(shape, found.weights), whole).argmax(1)
         right.append(float((classes[nodes] == graph.y[nodes]).double().mean()))
     assert found.accuracy == pytest.approx(sum(right) / len(right))
 

@@ -15,10 +15,10 @@ from fedmend import register
 from fedmend.config import make
 from fedmend.data.sampling import drawing, gathered_hops, whole_graph_hop
 from fedmend.errors import SettingsError, UnknownNameError
-from fedmend.evaluation.evaluate import model_with, predict
 from fedmend.methods import METHODS
 from fedmend.models.backbones import BACKBONES, ModelShape, build
 from fedmend.models.features import Features
+from fedmend.models.predictor import model_with, predict
 from fedmend.runs.train import train
 from tests.tiny import QUICK, same_weights, tiny_graph, tiny_partition
 

@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from fedmend.data.partition import Partition
 from fedmend.errors import DataError, FedmendError, FileFormatError, SettingsError, StorageError
+from fedmend.models.predictor import model_with
 from fedmend.privacy.ledger import Ledger
 from fedmend.runs.record import SavedRun, is_file_name, read_record, read_run
-from fedmend.runs.train import choose_model, train
+from fedmend.runs.train import own_or_shared, train
 from tests.tiny import QUICK, comparable, same_weights, tiny_partition
 
 PARTITION = tiny_partition()
@@ -180,7 +181,9 @@ def test_wrong_entries(folder: Path, name: str, value: Any) -> None:
 
 def model_of(saved: SavedRun) -> None:
     own = saved.record.silos_with_own_model
-    choose_model(saved.record, saved.weights, saved.own_weights, own[0] if own else None)
+    silo = own[0] if own else None
+    weights = own_or_shared(saved.record, saved.weights, saved.own_weights, silo)
+    model_with(saved.record.model, weights)
 
 
 def test_a_record_of_the_format_before_is_read(folder: Path) -> None:

@@ -40,9 +40,16 @@ def predict(
     )
     if done["new"] is not None:
         console.print(f"{done['new']} of them are new to {done['silo']} since training.")
+    if done["without_rows"]:
+        console.print(
+            f"What those bring along in {done['method']} takes the server's part of the run, which "
+            "is not in this folder: they were predicted without."
+        )
     if done["alone"]:
         console.print(
             f"Their rows of {done['method']} were left out: name the silo they belong to (--silo)."
         )
     if done["accuracy"] is not None:
         console.print(f"Of {done['labelled']} nodes with a known label {done['accuracy']:.1%} fit.")
+    if done["test_accuracy"] is not None:
+        console.print(f"Of {done['test_nodes']} test nodes {done['test_accuracy']:.1%} fit.")

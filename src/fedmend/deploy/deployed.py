@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,9 @@ from fedmend.engines.flare import ANSWER_WITHIN, Flare, Line
 from fedmend.engines.wire import MESSAGE_LIMIT
 from fedmend.errors import SettingsError
 from fedmend.files import write_json
-from fedmend.methods import Method
-from fedmend.privacy.account import Account, no_account
 from fedmend.runs import record as records
 from fedmend.runs.record import Data, Engine
-from fedmend.runs.train import choose, fingerprint, identity, make_record
+from fedmend.runs.train import carry_out, choose, fingerprint, identity
 
 PLAN = "plan.json"
 """In a run's folder at the server: what was asked for."""
@@ -142,50 +141,18 @@ def train_deployed(
                 silos=json.dumps(plan["silos"]),
             )
         )
-        set_up = time.perf_counter() - started
-        weights = chosen.server(engine, config)
-        testing = time.perf_counter()
-        final = engine.evaluate(weights, mode)
-        now = time.perf_counter()
-    record = make_record(
-        what,
-        engine,
-        engine.ledger,
-        dataset=None,
-        # Of the silos' data the server knows nothing but what the method's messages said.
-        data=Data(silos=len(plan["silos"]), missing_share=None),
-        about=Engine(name="flare", threads=threads, run=plan["run"], silos=tuple(plan["silos"])),
-        shape=config.shape(engine.schema),
-        shared=weights is not None,
-        own=final.own,
-        pooled=False,
-        scores=final.scores,
-        privacy=privacy_accounts(chosen, config, final.privacy_facts, plan["silos"]),
-        seconds=now - started,
-        phases={"set-up": set_up, **engine.timings.phases, "evaluation": now - testing},
-    )
-    records.write_run(folder, record, weights, {}, engine.ledger)
-
-
-def privacy_accounts(
-    method: Method, config: Any, facts: Mapping[str, Mapping[str, float]], silos: list[str]
-) -> list[Account]:
-    """The method's privacy accounts, from what silos told of themselves at the end of the run."""
-    if not facts:
-        return []  # nobody is left to ask
-    try:
-        found = method.privacy(config, facts)
-    except (LookupError, ValueError, ArithmeticError, SettingsError) as error:
-        # Counts that cannot be, or a package that is not there: the run itself is finished.
-        why = str(error) if isinstance(error, SettingsError) else "some silo's counts cannot be"
-        return [no_account(why)]
-    missing = sorted(set(silos) - set(facts))
-    if not missing:
-        return found
-    said = f"Not counted, since lost by then: {', '.join(missing)}."
-    return [
-        replace(
-            each, sentence=f"{each.sentence} {said}", details={**each.details, "without": missing}
+        names = tuple(plan["silos"])
+        weights, ledger, record = carry_out(
+            engine,
+            chosen,
+            config,
+            partial(engine.evaluate, mode=mode),
+            started,
+            what,
+            dataset=None,
+            # Of the silos' data the server knows nothing but what the method's messages said.
+            data=Data(silos=len(names), missing_share=None),
+            engine=Engine(name="flare", threads=threads, run=plan["run"], silos=names),
+            pooled=False,
         )
-        for each in found
-    ]
+    records.write_run(folder, record, weights, {}, None, ledger)

@@ -16,6 +16,7 @@ import torch
 
 from fedmend.engines import checkpoint, wire
 from fedmend.errors import SettingsError, WireError
+from fedmend.evaluation.evaluate import Scores
 from fedmend.federation import (
     Federation,
     Replies,
@@ -73,6 +74,22 @@ class Timings:
 
     def add(self, to: dict[str, float], name: str, since: float) -> None:
         to[name] = to.get(name, 0.0) + time.perf_counter() - since
+
+
+@dataclass(frozen=True)
+class Final:
+    """What is known of the silos when a run has ended.
+
+    own: silos with a model of their own; privacy_facts: what the method's privacy account is made
+    of, of every silo that answered; ledger: what left them; inside: bytes between a silo and its
+    devices, where the two are told apart.
+    """
+
+    scores: Scores | None
+    own: list[str]
+    privacy_facts: Mapping[str, Mapping[str, float]]
+    ledger: Ledger
+    inside: Mapping[str, Mapping[str, int]] | None = None
 
 
 class Keeping(TypedDict, total=False):

@@ -43,7 +43,6 @@ from fedmend.evaluation.evaluate import Scores, count_silo, score_silo
 from fedmend.evaluation.metrics import figures_of
 from fedmend.federation import (
     Nothing,
-    Schema,
     SiloBase,
     field_rules,
     message,
@@ -52,10 +51,11 @@ from fedmend.federation import (
 )
 from fedmend.graph import Graph, feature_arrays, hash_of_names
 from fedmend.methods import Method, find
-from fedmend.models.backbones import ModelShape
+from fedmend.models.predictor import Predictor
 from fedmend.privacy.account import no_account
 from fedmend.privacy.ledger import Entry, Kind, Ledger
 from fedmend.privacy.policy import Policy
+from fedmend.runs import node_memory
 from fedmend.runs import record as records
 from fedmend.runs.record import Data, Engine, Record, Split
 from fedmend.training.streams import DeployedSeed
@@ -366,26 +366,26 @@ class SiloEndpoint:
         """Test the final model on this silo's test nodes, and keep it here."""
         plan, method = self._known()
         graph = self._data()
-        shape = self._config.shape(Schema(graph.num_features, graph.label_names))
-        weights = final.weights if final.shared else self._built().own_weights()
-        if weights is None:
+        predictor = self._built().predictor(final.weights if final.shared else None)
+        if predictor is None:
             raise FederationError("there is no model to test")
         tested, by_class = int(graph.test_mask.sum()), NOT_COUNTED
         figures = {"accuracy": 0.0, "macro_f1": 0.0}
-        if method.needs_border:  # its nodes' classes are known already: silos predicted together
-            together = self._built().probabilities()
-            tested = 0 if together is None else tested
-            if together is not None and tested:
-                by_class = count_silo(together, graph)
+        mode = method.deployed_evaluation
+        if mode == "cross-edges":  # its nodes' classes are known already: silos predicted together
+            tested = 0 if predictor.heard is None else tested
+            if predictor.heard is not None and tested:
+                by_class = count_silo(predictor.heard, graph)
                 figures = figures_of(by_class)
         elif tested:
-            mended = self._built().mended_graph() or graph
-            figures = score_silo(shape, weights, mended, self._built().mended_embeddings())
-        shared, own = (weights, {}) if final.shared else (None, {self.name: weights})
+            figures = score_silo(predictor.on(mode), graph)
         facts = method.privacy_facts(self._config, graph)
-        record = self._record(final.shared, shape, figures if tested else None, tested, facts)
+        record = self._record(predictor, figures if tested else None, tested, facts)
         folder = self._folder_of(plan.run)
-        records.write_run(folder, record, shared, own, self.ledger)
+        weights = dict(predictor.weights)
+        shared, own = (weights, {}) if predictor.shared else (None, {self.name: weights})
+        memory = node_memory.of({self.name: predictor}, {}, mode)
+        records.write_run(folder, record, shared, own, memory, self.ledger)
         self._tell(f"finished; its model and ledger are in {folder}")
         return FinalFigures(
             **figures,
@@ -397,8 +397,7 @@ class SiloEndpoint:
 
     def _record(
         self,
-        shared: bool,
-        shape: ModelShape,
+        predictor: Predictor,
         figures: Mapping[str, float] | None,
         tested: int,
         facts: Mapping[str, float],
@@ -437,11 +436,11 @@ class SiloEndpoint:
             engine=Engine(
                 name="flare", threads=plan.threads, run=plan.run, silos=silos, silo=self.name
             ),
-            model=shape,
+            model=predictor.shape,
             label_names=graph.label_names,
             feature_names_hash=hash_of_names(graph.feature_names),
-            shared_model=shared,
-            silos_with_own_model=() if shared else (self.name,),
+            shared_model=predictor.shared,
+            silos_with_own_model=() if predictor.shared else (self.name,),
             privacy=tuple(accounts),
         )
 

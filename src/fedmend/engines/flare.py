@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, Unpack
 
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from fedmend import __version__
 from fedmend.engines import wire
-from fedmend.engines.base import EngineBase, Keeping
+from fedmend.engines.base import EngineBase, Final, Keeping
 from fedmend.engines.endpoint import (
     ENDPOINT,
     FinalFigures,
@@ -39,7 +38,7 @@ from fedmend.engines.endpoint import (
 )
 from fedmend.engines.printable import printable
 from fedmend.errors import FederationError, RefusedError, StorageError, WireError
-from fedmend.evaluation.evaluate import Scores, joint_scores, mean_scores
+from fedmend.evaluation.evaluate import joint_scores, mean_scores
 from fedmend.federation import Nothing, Replies, Schema, SiloBase, SiloLost
 
 S = TypeVar("S", bound=SiloBase)
@@ -74,19 +73,6 @@ class Line(Protocol):
         An empty `step` asks after a ticket. A silo that does not answer raises `TimeoutError`, one
         that cannot be reached `ConnectionError`.
         """
-
-
-@dataclass(frozen=True)
-class Final:
-    """What silos say at the end of a run.
-
-    own: silos with a model of their own; privacy_facts: what the method's privacy account is made
-    of, of every silo that answered.
-    """
-
-    scores: Scores | None
-    own: list[str]
-    privacy_facts: dict[str, dict[str, float]]
 
 
 class Flare(EngineBase[S]):
@@ -174,7 +160,8 @@ class Flare(EngineBase[S]):
             nodes = sum(each.test_nodes for each in tested.values())
             scores = mean_scores(mode, by_silo, nodes)
         own = [name for name, each in found.items() if each.own_model]
-        return Final(scores, own, {name: each.privacy_facts for name, each in found.items()})
+        facts = {name: each.privacy_facts for name, each in found.items()}
+        return Final(scores, own, facts, self.ledger)
 
     def _ask_endpoints(
         self, phase: PlatformPhase, step: Callable[[SiloEndpoint, M], R], given: M

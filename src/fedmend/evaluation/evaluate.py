@@ -18,20 +18,16 @@ import torch
 from torch import Tensor
 
 from fedmend.data.partition import Partition
-from fedmend.data.sampling import whole_graph_hop
 from fedmend.errors import DataError, UnknownNameError
 from fedmend.evaluation.metrics import accuracy, counts_by_class, figures_of, macro_f1
 from fedmend.graph import Graph
-from fedmend.models.backbones import BACKBONES, Backbone, ModelShape, build
-from fedmend.models.features import Features
+from fedmend.models.predictor import Predictor, predict
 
 MODES = {
     "global-graph": "test nodes queried on the whole graph",
     "own-subgraph": "each silo's test nodes on its own graph, mean over the silos",
     "cross-edges": "all silos' test nodes, with edges between silos in use",
 }
-
-Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,79 +41,58 @@ class Scores:
     by_silo: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-def model_with(shape: ModelShape, weights: Weights) -> Backbone:
-    """A model of this shape with these weights, ready to predict.
-
-    The shape may come from a file: nothing of its size is made before the weights are known to fit.
-    """
-    if len(weights) < shape.layers and BACKBONES.plugin_of(shape.backbone) is None:
-        raise DataError(f"{len(weights)} weights cannot be a model of {shape.layers} layers")
-    model = build(shape, None)
-    try:
-        # Copies: whoever trains the model on must not change the run's own weights.
-        copies = {key: value.to(torch.float32, copy=True) for key, value in weights.items()}
-        model.load_state_dict(copies, assign=True)
-    except RuntimeError as error:
-        raise DataError(f"the weights do not fit the model: {error}".splitlines()[0]) from error
-    return model.eval()
-
-
-def predict(model: Backbone, graph: Graph, mended: Tensor | None = None) -> Tensor:
-    """Class probabilities of every node of a graph, on full neighbourhoods.
-
-    mended: what each node brings along where a silo predicts on its own graph (FedDEP).
-    """
-    with torch.no_grad():
-        hops = [whole_graph_hop(graph)] * model.shape.layers
-        return torch.softmax(model(Features(graph.x), hops, None, mended), dim=1)
-
-
-def evaluate(
-    shape: ModelShape,
-    weights: Weights | None,
-    own: Mapping[str, Weights],
-    partition: Partition,
-    mode: str,
-    mended: Mapping[str, Tensor] | None = None,
-    probabilities: Mapping[str, Tensor] | None = None,
-    own_graphs: Mapping[str, Graph] | None = None,
-) -> Scores:
-    """Test the shared model (`weights`) or, where there is none, the silos' own ones.
-
-    mended: what silos' nodes bring along; on the whole graph only where it is theirs there too.
-    probabilities: those of each silo's nodes, from a method whose silos predict together; they
-    are what `cross-edges` tests.
-    own_graphs: what silos made of their graphs: `own-subgraph` tests on it.
-    """
-    if mode == "cross-edges":
-        return _cross_edges(shape, weights, own, partition, mended, probabilities)
-    check_mode(mode, partition)
-    shared = None if weights is None else model_with(shape, weights)
-    whole = partition.whole if mode == "global-graph" else None
-    everywhere = _on_whole(mended, partition) if mended and whole is not None else None
-    if shared is not None and whole is not None:
-        figures = _test(shared, whole, everywhere)
-        return Scores(mode, **figures, test_nodes=_tests(whole), by_silo={})
-    # In the order of the names: float addition is not associative. A silo that was lost before
-    # it had a model of its own has nothing that could be tested.
-    graphs = {
-        name: graph if whole is None else whole
-        for name, graph in sorted({**partition.silos, **(own_graphs or {})}.items())
-        if shared is not None or name in own
-    }
-    by_silo = {
-        name: _test(
-            shared or model_with(shape, own[name]),
-            graph,
-            mended.get(name) if mended and whole is None else everywhere,
-        )
-        for name, graph in graphs.items()
-        if _tests(graph)
-    }
-    if not by_silo:
+def evaluate(predictors: Mapping[str, Predictor], partition: Partition, mode: str) -> Scores:
+    """Test what the silos predict with; a silo without a model has nothing that could be tested."""
+    found = answers(predictors, partition, mode)
+    if not found:
         raise DataError("nothing can be tested: no silo with a model has test nodes")
-    tested = _tests(whole) if whole is not None else sum(map(_tests, graphs.values()))
+    if mode == "cross-edges":
+        return joint_scores({name: count_silo(*each) for name, each in found.items()})
+    by_silo = {name: _figures(*each) for name, each in found.items()}
+    if EVERYBODY in by_silo:
+        return Scores(
+            mode=mode, **by_silo[EVERYBODY], test_nodes=_tests(found[EVERYBODY][1]), by_silo={}
+        )
+    graphs = [graph for _, graph in found.values()]
+    tested = _tests(graphs[0]) if mode == "global-graph" else sum(map(_tests, graphs))
     return mean_scores(mode, by_silo, tested)
+
+
+EVERYBODY = ""
+"""In place of a silo's name, where all have the same model and are asked the same."""
+
+
+def answers(
+    predictors: Mapping[str, Predictor], partition: Partition, mode: str
+) -> dict[str, tuple[Tensor, Graph]]:
+    """Probabilities of all nodes of the graphs that have test nodes, by the silo that gives them.
+
+    In the order of the names: float addition is not associative.
+    """
+    check_mode(mode, partition, any(each.heard is not None for each in predictors.values()))
+    predictors = {name: each.on(mode) for name, each in sorted(predictors.items())}
+    own = {name: partition.silos[name] for name in predictors}
+    whole = partition.whole
+    if mode == "own-subgraph" or whole is None:
+        return {
+            name: (each.predict(own[name]), own[name])
+            for name, each in predictors.items()
+            if _tests(own[name]) and (mode == "own-subgraph" or each.heard is not None)
+        }
+    rows = _on_whole(predictors, partition)
+    found: dict[str, tuple[Tensor, Graph]] = {}
+    everyone: Tensor | None = None
+    for name, each in predictors.items():
+        if each.heard is not None:
+            found[name] = each.heard, own[name]
+            continue
+        if everyone is None or not each.shared:
+            everyone = predict(each.model, whole, rows)
+        if mode == "global-graph" and each.shared:
+            return {EVERYBODY: (everyone, whole)} if _tests(whole) else {}
+        mine = everyone[torch.from_numpy(partition.rows(name))]
+        found[name] = (mine, own[name]) if mode == "cross-edges" else (everyone, whole)
+    return {name: each for name, each in found.items() if _tests(each[1])}
 
 
 def mean_scores(mode: str, by_silo: dict[str, dict[str, float]], test_nodes: int) -> Scores:
@@ -132,11 +107,9 @@ def mean_scores(mode: str, by_silo: dict[str, dict[str, float]], test_nodes: int
     )
 
 
-def score_silo(
-    shape: ModelShape, weights: Weights, graph: Graph, mended: Tensor | None = None
-) -> dict[str, float]:
+def score_silo(predictor: Predictor, graph: Graph) -> dict[str, float]:
     """One silo's part of `own-subgraph`, for a silo that nobody else can look into."""
-    return _test(model_with(shape, weights), graph, mended)
+    return _figures(predictor.predict(graph), graph)
 
 
 def count_silo(probabilities: Tensor, graph: Graph) -> Tensor:
@@ -156,59 +129,17 @@ def joint_scores(counts: Mapping[str, Tensor]) -> Scores:
     )
 
 
-def _on_whole(mended: Mapping[str, Tensor], partition: Partition) -> Tensor:
+def _on_whole(predictors: Mapping[str, Predictor], partition: Partition) -> Tensor | None:
     """What silos' nodes bring along, in the whole graph's order; zero for a lost silo's."""
-    some = next(iter(mended.values()))
+    brought = {name: each.rows for name, each in predictors.items() if each.rows is not None}
+    if not brought:
+        return None
+    some = next(iter(brought.values()))
     assigned = torch.as_tensor(partition.assignment)
     rows = some.new_zeros(len(assigned), some.shape[1])
-    for name, brought in mended.items():
-        rows[torch.as_tensor(partition.rows(name))] = brought
+    for name, each in brought.items():
+        rows[torch.as_tensor(partition.rows(name))] = each
     return rows
-
-
-def _cross_edges(
-    shape: ModelShape,
-    weights: Weights | None,
-    own: Mapping[str, Weights],
-    partition: Partition,
-    mended: Mapping[str, Tensor] | None,
-    probabilities: Mapping[str, Tensor] | None,
-) -> Scores:
-    if probabilities is None:
-        check_mode("cross-edges", partition)
-        probabilities = _on_the_whole_graph(shape, weights, own, partition, mended)
-    counts = {
-        name: count_silo(probabilities[name], graph)
-        for name, graph in partition.silos.items()
-        if name in probabilities and _tests(graph)
-    }
-    if not counts:
-        raise DataError("nothing can be tested: no silo with a model has test nodes")
-    return joint_scores(counts)
-
-
-def _on_the_whole_graph(
-    shape: ModelShape,
-    weights: Weights | None,
-    own: Mapping[str, Weights],
-    partition: Partition,
-    mended: Mapping[str, Tensor] | None,
-) -> dict[str, Tensor]:
-    """Every silo's nodes on the whole graph, by the shared model or the silo's own."""
-    if partition.whole is None:
-        raise DataError("the whole graph of this partition is not known")
-    everywhere = _on_whole(mended, partition) if mended else None
-    shared = None
-    if weights is not None:
-        shared = predict(model_with(shape, weights), partition.whole, everywhere)
-    found = {}
-    for name in partition.names:
-        if shared is not None:
-            found[name] = shared[torch.from_numpy(partition.rows(name))]
-        elif name in own:
-            everyone = predict(model_with(shape, own[name]), partition.whole, everywhere)
-            found[name] = everyone[torch.from_numpy(partition.rows(name))]
-    return found
 
 
 def check_mode(mode: str, partition: Partition, predict_together: bool = False) -> None:
@@ -231,10 +162,9 @@ def _tests(graph: Graph) -> int:
     return int(graph.test_mask.sum())
 
 
-def _test(model: Backbone, graph: Graph, mended: Tensor | None = None) -> dict[str, float]:
+def _figures(probabilities: Tensor, graph: Graph) -> dict[str, float]:
     test = graph.test_mask
     if not bool(test.any()):
         raise DataError("the graph has no test nodes: give some nodes the role 'test'")
-    found = predict(model, graph, mended).argmax(1)[test]
-    true = graph.y[test]
+    found, true = probabilities.argmax(1)[test], graph.y[test]
     return {"accuracy": accuracy(found, true), "macro_f1": macro_f1(found, true)}

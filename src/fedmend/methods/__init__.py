@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from fedmend.federation import SiloBase
     from fedmend.graph import Graph
+    from fedmend.models.predictor import Insert
     from fedmend.privacy.account import Account
 
 
@@ -116,13 +117,11 @@ class Method:
         """
         return self._load("privacy")(settings, facts) if self._has("privacy") else []
 
-    @property
-    def predict_silo(self) -> Callable[..., Tensor] | None:
-        """Predicts a silo's nodes, also new ones, with what a run remembers; None: needs nothing.
-
-        Takes the run's `NodeMemory`, settings, seed and model, the silo's name, and its graph.
-        """
-        found: Callable[..., Tensor] | None = getattr(self._holder, "predict_silo", None)
+    def newcomers(self, settings: Any, seed: int, silo: str) -> Insert | None:
+        """What gives nodes of this silo that came after training the rows they bring along."""
+        if not self._has("newcomers"):
+            return None
+        found: Insert = self._load("newcomers")(settings, seed, silo)
         return found
 
     @property

@@ -67,6 +67,7 @@ from fedmend.methods import fedavg
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.encoder import Encoder
 from fedmend.models.features import Features
+from fedmend.models.predictor import Predictor
 from fedmend.privacy.account import Account, finite
 from fedmend.privacy.accountants.gaussian import gaussian_epsilon
 from fedmend.privacy.accountants.nfdp import account, count_degrees, deciding_degrees
@@ -556,8 +557,9 @@ class Silo(ExchangingSilo, fedavg.Silo):
             return None
         return made.rows, made.owner, self.embeddings
 
-    def mended_embeddings(self) -> Tensor | None:
-        return self.local.at_inference
+    def predictor(self, shared: Mapping[str, Tensor] | None) -> Predictor | None:
+        found = super().predictor(shared)
+        return None if found is None else replace(found, rows=self.local.at_inference)
 
     # Saving
 

@@ -46,7 +46,6 @@ from torch import Tensor
 
 from fedmend.config import setting
 from fedmend.errors import FederationError, FileFormatError
-from fedmend.evaluation.evaluate import predict
 from fedmend.federation import Federation, Nothing, Schema, message
 from fedmend.graph import Graph
 from fedmend.mending.learned_graph import (
@@ -59,12 +58,12 @@ from fedmend.mending.learned_graph import (
 from fedmend.methods import fedavg
 from fedmend.methods.fedavg import Validation
 from fedmend.models.autoencoder import GraphAutoencoder
-from fedmend.models.backbones import Backbone, ModelShape
+from fedmend.models.backbones import ModelShape
 from fedmend.models.learned_graph import LearnedGraph
+from fedmend.models.predictor import Insert, Predictor
 from fedmend.privacy.account import Account, finite
 from fedmend.privacy.accountants.gaussian import gaussian_epsilon
 from fedmend.privacy.ledger import Kind
-from fedmend.runs.node_memory import NodeMemory
 from fedmend.training.aggregation import weighted_mean
 from fedmend.training.autoencoder import AutoencoderTraining
 from fedmend.training.personal import chosen, first_weights
@@ -188,7 +187,6 @@ class Silo(fedavg.Silo):
 
     settings: FedGGRSettings
     local: SplitTraining
-    mended_anywhere = True
 
     def __init__(self, name: str, graph: Graph, settings: FedGGRSettings, seed: int) -> None:
         super().__init__(name, graph, settings, seed)
@@ -281,15 +279,17 @@ class Silo(fedavg.Silo):
     def own_weights(self) -> dict[str, Tensor] | None:
         return self.best.weights or None
 
-    def mended_embeddings(self) -> Tensor | None:
-        return None if self.best_rows is None else self.best_rows.cpu()
-
-    def remembered(self) -> dict[str, Tensor]:
-        known = {} if self.best_rows is None else {"rows": self.best_rows}
+    def predictor(self, shared: Mapping[str, Tensor] | None) -> Predictor | None:
+        found = super().predictor(shared)
+        if found is None or self.best_rows is None:
+            return found
+        known = {}
         if self.autoencoder is not None and not self.settings.autoencoder_rounds:
             weights = self.autoencoder.weights()
-            known.update({f"autoencoder/{key}": value for key, value in weights.items()})
-        return known
+            known = {f"autoencoder/{key}": value for key, value in weights.items()}
+        rows = self.best_rows.cpu()
+        insert = newcomers(self.settings, self.seed, self.name)
+        return replace(found, rows=rows, anywhere=True, known=known, insert=insert)
 
     # Saving
 
@@ -486,37 +486,31 @@ def remembered(memory: Memory) -> dict[str, Tensor]:
     }
 
 
-def predict_silo(
-    memory: NodeMemory,
-    settings: FedGGRSettings,
-    seed: int,
-    model: Backbone,
-    silo: str,
-    graph: Graph,
-) -> Tensor:
-    """Class probabilities of a silo's nodes, on its graph as it is now, from a saved run.
+def newcomers(settings: FedGGRSettings, seed: int, silo: str) -> Insert:
+    """Gives rows to a silo's nodes that came after training, by the best round's module.
 
-    Nodes of before have their rows of the best round, new ones are inserted as by `predict_new`.
+
+    They are encoded and choose their neighbours among all nodes, old and new; the old nodes'
+    choices stay as they are.
     """
-    own, known = memory.silos[silo], memory.server
-    try:
-        place = torch.from_numpy(memory.places(silo, graph.node_ids))
-        new = torch.nonzero(place < 0)[:, 0]
-        rows = torch.zeros(graph.num_nodes, settings.global_width)
-        if "rows" in own:
-            rows[place >= 0] = own["rows"][place[place >= 0]]
-        if len(new):
+
+    def insert(predictor: Predictor, graph: Graph, new: Tensor) -> Tensor | None:
+        known = under("server/", predictor.known)
+        if not known:
+            return None  # a deployed silo does not have what the server knows
+        try:
             encoder = AutoencoderTraining(silo, graph, settings, seed)
-            encoder.load({**under("autoencoder/", known), **under("autoencoder/", own)})
+            own = under("autoencoder/", predictor.known)
+            encoder.load({**under("autoencoder/", known), **own})
             noise = HidingNoise(seed, silo, "privacy noise on new nodes")
             clip, sigma = settings.embedding_clip, settings.embedding_noise
-            embeddings = noised(encoder.encode()[new], clip, sigma, noise)
-            rows[new] = new_rows(settings, known, embeddings)
-    except (LookupError, RuntimeError) as error:
-        raise FileFormatError(
-            f"what the run remembers of {silo}'s nodes does not fit its settings: {error}"
-        ) from error
-    return predict(model, graph, rows)
+            return new_rows(settings, known, noised(encoder.encode()[new], clip, sigma, noise))
+        except (LookupError, RuntimeError) as error:
+            raise FileFormatError(
+                f"what the run remembers of {silo}'s nodes does not fit its settings: {error}"
+            ) from error
+
+    return insert
 
 
 # What it reveals

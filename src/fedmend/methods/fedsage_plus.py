@@ -48,7 +48,7 @@ Beyond the paper, or where it is silent:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -56,17 +56,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmend.config import setting
+from fedmend.data.mended import mended
 from fedmend.data.sampling import whole_graph_hop
 from fedmend.errors import FederationError
 from fedmend.federation import Federation, Nothing, Schema, message
 from fedmend.graph import Graph
 from fedmend.mending.exchange import ExchangingSilo, exchange, note_loss, say_if_two
 from fedmend.mending.generator import Generated, NeighbourGenerator
-from fedmend.mending.graph import copies_of_isolated, mended, mended_hops, without_nodes
+from fedmend.mending.graph import copies_of_isolated, mended_hops, without_nodes
 from fedmend.mending.reconstruction import lost_neighbour_loss, own_row_loss
 from fedmend.methods import fedavg
 from fedmend.models.backbones import ModelShape, build
 from fedmend.models.features import Features, MendedFeatures
+from fedmend.models.predictor import Predictor
 from fedmend.privacy.ledger import Kind
 from fedmend.training.local import LocalTraining
 from fedmend.training.selection import Training
@@ -313,8 +315,12 @@ class Mending(ExchangingSilo):
         made = self.generated
         return None if made is None else (made.rows, made.owner, self.graph.x)
 
-    def mended_graph(self) -> Graph | None:
-        return None if self.generated is None else self.local.graph
+    def predictor(self, shared: Mapping[str, Tensor] | None) -> Predictor | None:
+        found = super().predictor(shared)
+        made = self.generated
+        if found is None or made is None:
+            return found
+        return replace(found, generated=(made.rows, made.owner))
 
     # Saving: besides the classifier, the generator while it learns, then only what it generated
 

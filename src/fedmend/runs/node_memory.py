@@ -2,7 +2,8 @@
 
     RUN/nodes.safetensors      the server's part, each silo's part, and the ids of its nodes
 
-For methods in which a node brings something along that other nodes gave it (FedGGR).
+For methods in which a node brings something along that other nodes gave it (FedGGR), or is mended.
+A deployed silo keeps its own part.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from fedmend.errors import FileFormatError
 from fedmend.files import storage_errors, write_bytes
+from fedmend.models.predictor import Predictor
 from fedmend.training.state import under
 
 FILE = "nodes.safetensors"
@@ -37,13 +39,15 @@ class NodeMemory:
     silos: Mapping[str, Mapping[str, Tensor]]
     ids: Mapping[str, NDArray[Any]]
 
-    def places(self, silo: str, ids: NDArray[Any]) -> NDArray[Any]:
-        """Which node of the silo each of these ids was; -1: none, it is new."""
-        known, asked = self.ids[silo].astype(str), ids.astype(str)
-        order = np.argsort(known)
-        near = np.searchsorted(known, asked, sorter=order).clip(max=len(known) - 1)
-        found: NDArray[Any] = np.where(known[order][near] == asked, order[near], -1)
-        return found
+
+def of(
+    predictors: Mapping[str, Predictor], server: Mapping[str, Tensor], mode: str
+) -> NodeMemory | None:
+    """What silos' predictors remember of their nodes, as far as a test in this mode used it."""
+    silos = {name: each.on(mode).remembered() for name, each in sorted(predictors.items())}
+    if not any(silos.values()):
+        return None
+    return NodeMemory(server, silos, {name: predictors[name].ids for name in silos})
 
 
 def write(folder: Path, memory: NodeMemory | None) -> None:

@@ -3,7 +3,7 @@
     RUN/record.json            a `Record`: settings, versions, seed, split, rounds, result, bytes
     RUN/weights.safetensors    the shared model; or weights/SILO.safetensors, one per silo
     RUN/ledger.csv             every line of the ledger
-    RUN/nodes.safetensors      what the method remembers of its nodes (FedGGR; see node_memory)
+    RUN/nodes.safetensors      what silos remember of their nodes, where they do (node_memory)
     RUN/checkpoint.safetensors where to resume
 
 Every run writes it: in-process, of a study or a suite, at a deployed server, and at each deployed
@@ -20,6 +20,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ from fedmend.files import (
 from fedmend.models.backbones import BACKBONES, ModelShape
 from fedmend.privacy.account import Account
 from fedmend.privacy.ledger import Ledger
+from fedmend.runs import node_memory
+from fedmend.runs.node_memory import NodeMemory
 
 FORMAT = "fedmend run 2"
 _BEFORE = "fedmend run 1"
@@ -344,6 +347,7 @@ def write_run(
     record: Record,
     weights: Mapping[str, Tensor] | None,
     own: Mapping[str, Mapping[str, Tensor]],
+    memory: NodeMemory | None,
     ledger: Ledger,
 ) -> None:
     """Write a run's folder, the record last."""
@@ -355,6 +359,7 @@ def write_run(
         write_bytes(folder / WEIGHTS, _saved(weights))
     for silo, each in own.items():
         write_bytes(folder / OWN_WEIGHTS / f"{silo}.safetensors", _saved(each))
+    node_memory.write(folder, memory)
     write_bytes(folder / LEDGER, ledger.to_csv().encode())
     write_json(folder / RECORD, plain(record))
 
@@ -370,6 +375,11 @@ class SavedRun:
     folder: Path
     record: Record
     weights: dict[str, Tensor] | None
+
+    @cached_property
+    def memory(self) -> NodeMemory | None:
+        """What silos remember of their nodes."""
+        return node_memory.read(self.folder)
 
     def own_weights(self, silo: str) -> dict[str, Tensor]:
         """One silo's own model; `silo` must be one of those that have one."""

@@ -16,12 +16,12 @@ from fedmend.data.lean_igraph import igraph
 from fedmend.data.partition import Partition
 from fedmend.engines.computing import computing_with
 from fedmend.errors import FedmendError
-from fedmend.evaluation.evaluate import predict
+from fedmend.evaluation.evaluate import answers, evaluate
 from fedmend.runs.plan import DEFAULT_SPLIT, Source, is_cut
 from fedmend.graph import UNKNOWN_LABEL, Graph
+from fedmend.runs.predict import predictor_of
 from fedmend.runs.record import Record, SavedRun
 from fedmend.reports.views import Drawing, Retraced
-from fedmend.runs.train import choose_model
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,7 +46,7 @@ class Retracer:
         wanted = saved.record.split.hash
         if wanted is None:
             return Retraced(note="Nobody sees the data of deployed silos together.")
-        silos = self._silos(saved.record)
+        silos = self._silos(saved.record, wanted)
         if isinstance(silos, str):
             return Retraced(note=silos)
         if wanted not in self._drawings:
@@ -55,8 +55,7 @@ class Retracer:
             table, note = confusion(saved, silos)
         return Retraced(self._drawings[wanted], table, note)
 
-    def _silos(self, record: Record) -> Partition | str:
-        wanted = record.split.hash
+    def _silos(self, record: Record, wanted: str) -> Partition | str:
         if wanted != self._hash:
             self._hash, self._kept = wanted, self._made(record)
         return self._kept
@@ -101,28 +100,18 @@ def confusion(saved: SavedRun, silos: Partition) -> tuple[list[list[int]] | None
     classes = len(record.label_names)
     if classes > MOST_CLASSES:
         return None, f"{classes} classes are too many for a confusion matrix."
-    whole = silos.whole if record.evaluation != "own-subgraph" else None
     counts = np.zeros((classes, classes), dtype=np.int64)
-    accuracies = []
+    own = record.silos_with_own_model
     try:
-        if whole is not None and saved.weights is not None:
-            asked: list[tuple[str | None, Graph]] = [(None, whole)]
-        else:
-            names = sorted(silos.silos)
-            names = names if saved.weights is not None else list(record.silos_with_own_model)
-            asked = [(name, whole or silos.silos[name]) for name in names]
-        for name, graph in asked:
-            if not bool(graph.test_mask.any()):
-                continue
-            model = choose_model(record, saved.weights, saved.own_weights, name)
-            found = predict(model, graph).argmax(1)[graph.test_mask]
-            true = graph.y[graph.test_mask]
-            accuracies.append(float((found == true).double().mean()))
-            flat = torch.bincount(true * classes + found, minlength=classes * classes)
+        predictors = {name: predictor_of(saved, name) for name in own or sorted(silos.silos)}
+        scores = evaluate(predictors, silos, record.evaluation)
+        for found, graph in answers(predictors, silos, record.evaluation).values():
+            true, said = graph.y[graph.test_mask], found.argmax(1)[graph.test_mask]
+            flat = torch.bincount(true * classes + said, minlength=classes * classes)
             counts += flat.numpy().reshape(classes, classes)
     except (FedmendError, KeyError, RuntimeError, TypeError) as error:
         return None, f"The run's predictions could not be made again: {error}"
-    if not accuracies or abs(np.mean(accuracies) - record.result.accuracy) > 1e-3:
+    if abs(scores.accuracy - record.result.accuracy) > 1e-3:
         return None, (
             "The method predicts with more than the saved model, so that its confusion matrix "
             "cannot be made again."

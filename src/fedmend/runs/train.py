@@ -6,8 +6,9 @@ import hashlib
 import json
 import operator
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,21 @@ from fedmend import methods
 from fedmend.runs import node_memory
 from fedmend.config import MOST_THREADS, make
 from fedmend.data.partition import Partition
-from fedmend.engines.base import EngineBase, Watch
+from fedmend.engines.base import EngineBase, Final, Watch
 from fedmend.engines.computing import computing_with
 from fedmend.engines.inprocess import Fault, InProcess
 from fedmend.errors import DataError, SettingsError, UnknownNameError
-from fedmend.evaluation.evaluate import Scores, check_mode, evaluate, model_with, predict
+from fedmend.evaluation.evaluate import Scores, check_mode, evaluate
 from fedmend.evaluation.generated import Generated, compare_generated
 from fedmend.federation import Schema, SiloBase
 from fedmend.files import plain, typed
 from fedmend.graph import Graph, feature_arrays, hash_of_names, is_sparse
 from fedmend.methods import Method
 from fedmend.models.backbones import Backbone, ModelShape
+from fedmend.models.predictor import Predictor, Weights, model_with, predict
 from fedmend.runs.node_memory import NodeMemory
 from fedmend.privacy.ledger import Kind, Ledger
-from fedmend.privacy.account import Account
+from fedmend.privacy.account import Account, no_account
 from fedmend.runs import record as records
 from fedmend.runs.record import Data, Engine, Figures, Generator, Record, Split
 
@@ -65,7 +67,8 @@ class Result:
     ledger: Ledger
     history: dict[str, dict[int, dict[str, float]]]
     record: Record = field(repr=False)
-    memory: NodeMemory | None = field(default=None, repr=False)
+    predictors: dict[str, Predictor] = field(default_factory=dict, repr=False)
+    remembered: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def accuracy(self) -> float:
@@ -93,80 +96,67 @@ class Result:
 
     def model_of(self, silo: str | None) -> Backbone:
         """The model that predicts for `silo`: the shared one, or the silo's own."""
-        return choose_model(self.record, self.weights, self.own.__getitem__, silo)
+        return model_with(
+            self.shape,
+            own_or_shared(self.record, self.weights, self.own.__getitem__, silo),
+        )
 
     def predict(self, graph: Graph, silo: str | None = None) -> Prediction:
         """Predict every node of a graph, seen in training or not.
 
-        silo: whose model predicts, where there is one per silo; and whose nodes the graph's are,
-            where nodes bring something along (FedGGR): those with ids of before bring what they
-            got in training, new ones get theirs now.
+        silo: whose nodes these are: it predicts with its own model, where there is one per silo,
+            and with what it remembers of its nodes (FedGGR, FedSage+), known by their ids.
         """
-        model = self.model_of(silo)
-        if self.memory is None or silo is None:
-            return predict_with(model, self.label_names, graph, self.record.feature_names_hash)
-        return predict_remembering(self.memory, self.record, model, silo, graph)
+        predict_for: Callable[[Graph], Tensor]
+        if silo is None:
+            predict_for = partial(predict, self.model)
+        else:
+            if silo not in self.predictors:
+                raise UnknownNameError("silo", silo, self.predictors)
+            predict_for = self.predictors[silo].on(self.record.evaluation).predict
+        return predict_with(predict_for, self.record, graph)
 
     def save(self, folder: str | Path) -> Path:
         """Write the run's folder (see `fedmend.runs.record`)."""
         path = Path(folder)
-        node_memory.write(path, self.memory)
-        records.write_run(path, self.record, self.weights, self.own, self.ledger)
+        memory = node_memory.of(self.predictors, self.remembered, self.record.evaluation)
+        records.write_run(path, self.record, self.weights, self.own, memory, self.ledger)
         return path
 
 
-def choose_model(
-    record: Record,
-    weights: Mapping[str, Tensor] | None,
-    own_weights: Callable[[str], Mapping[str, Tensor]],
-    silo: str | None,
-) -> Backbone:
-    """The shared model, or the named silo's own where the method has one per silo."""
-    shape, method, own = record.model, record.method, record.silos_with_own_model
-    if weights is not None:
-        return model_with(shape, weights)
+def own_or_shared(
+    record: Record, shared: Weights | None, own: Callable[[str], Weights], silo: str | None
+) -> Weights:
+    """The shared weights, or the named silo's own where the method has a model per silo."""
+    if shared is not None:
+        return shared
+    known = record.silos_with_own_model
     if silo is None:
         raise SettingsError(
-            f"{method} ends with a model per silo: name one (--silo NAME; {', '.join(own)})"
+            f"{record.method} ends with a model per silo: name one (--silo NAME; "
+            f"{', '.join(known)})"
         )
-    if silo not in own:
-        raise UnknownNameError("silo", silo, own)
-    return model_with(shape, own_weights(silo))
+    if silo not in known:
+        raise UnknownNameError("silo", silo, known)
+    return own(silo)
 
 
 def predict_with(
-    model: Backbone, label_names: tuple[str, ...], graph: Graph, names: str = ""
+    probabilities_of: Callable[[Graph], Tensor], record: Record, graph: Graph
 ) -> Prediction:
-    """Predict with a model, after checking that the graph fits it.
-
-    names: a hash of the features' names that it was trained on; "" where they had none.
-    """
-    if graph.num_features != model.shape.num_features:
+    """Predict a graph's nodes, after checking that it fits what the run was trained on."""
+    if graph.num_features != record.model.num_features:
         raise DataError(
             f"the graph has {graph.num_features} features, the model was trained on "
-            f"{model.shape.num_features}"
+            f"{record.model.num_features}"
         )
+    names = record.feature_names_hash
     if names and graph.feature_names is not None and hash_of_names(graph.feature_names) != names:
         raise DataError(
             "the graph's features have other names, or another order, than those the model was "
             "trained on: give its columns the same names in the same order"
         )
-    return Prediction(graph.node_ids, label_names, predict(model, graph))
-
-
-def predict_remembering(
-    memory: NodeMemory, record: Record, model: Backbone, silo: str, graph: Graph
-) -> Prediction:
-    """Predict a silo's graph as it is now, with what the run remembers of its nodes."""
-    chosen, settings = choose(record.method, record.settings)
-    if silo not in memory.ids:
-        raise UnknownNameError("silo", silo, memory.ids)
-    names = record.feature_names_hash
-    without = predict_with(model, record.label_names, graph, names)  # checks that the graph fits
-    if chosen.predict_silo is None:
-        return without
-    found = chosen.predict_silo(memory, settings, record.seed, model, silo, graph)
-    return replace(without, probabilities=found)
+    return Prediction(graph.node_ids, record.label_names, probabilities_of(graph))
 
 
 def train(
@@ -208,6 +198,183 @@ def train(
     """
     started = time.perf_counter()
     chosen, config = choose(method, settings)
+    _check_options(out, resume, checkpoint_every, workers, threads)
+    seed = operator.index(seed)  # numpy's whole numbers too
+    mode = evaluation or default_mode(silos, chosen)
+    check_mode(mode, silos, predict_together=chosen.needs_border)
+    graphs = _graphs(chosen, silos, config)
+    if config.min_silos > len(graphs):
+        raise SettingsError(f"min_silos={config.min_silos}, but there are {len(graphs)} silos")
+    what = identity(chosen, config, silos, seed, mode)
+    extra = _extra_knowledge(chosen, silos)
+    with computing_with(threads):
+        # Building too with fixed threads: waking more of them for small matrices costs time.
+        built = [
+            chosen.silo_type(name, graph, config, seed, **extra.get(name, {}))
+            for name, graph in sorted(graphs.items())
+        ]
+    engine = InProcess(
+        built,
+        _schema(silos, graphs),
+        seed,
+        workers=workers,
+        threads=threads,
+        faults=faults,
+        timeout=timeout,
+        watch=watch,
+        checkpoint_file=None if out is None else Path(out) / records.CHECKPOINT,
+        checkpoint_every=checkpoint_every,
+        # Threads too: another number of them may round differently.
+        fingerprint=fingerprint({**what, "threads": threads}, graphs, extra),
+        resume=resume,
+    )
+    predictors: dict[str, Predictor] = {}
+
+    def test(weights: Weights | None) -> Final:
+        for name, silo in engine.silos.items():
+            if (found := silo.predictor(weights)) is not None:
+                found = found.knowing(engine.remembered)
+                predictors.update(dict.fromkeys(silos.names if chosen.pooled else [name], found))
+        return _tested(chosen, config, engine, silos, graphs, predictors, mode)
+
+    with engine:
+        weights, ledger, record = carry_out(
+            engine,
+            chosen,
+            config,
+            test,
+            started,
+            what,
+            dataset=dataset,
+            source=None if source is None else dict(source),
+            data=Data(**vars(silos.statistics())),
+            engine=Engine(name="in-process", threads=threads),
+            pooled=chosen.pooled,
+            workers=engine.workers,
+        )
+        # What only one process that holds all silos can know.
+        record = replace(record, generator=_generated(engine.silos, silos))
+    own = {n: dict(each.weights) for n, each in predictors.items() if not each.shared}
+    result = Result(
+        chosen,
+        record.model,
+        record.label_names,
+        weights,
+        own,
+        record.result,
+        ledger,
+        engine.history,
+        record,
+        predictors,
+        engine.remembered,
+    )
+    if out is not None:
+        result.save(out)
+    return result
+
+
+def carry_out(
+    run: EngineBase[Any],
+    method: Method,
+    config: Any,
+    test: Callable[[Weights | None], Final],
+    started: float,
+    what: Mapping[str, Any],
+    *,
+    workers: int | None = None,
+    **about: Any,
+) -> tuple[dict[str, Tensor] | None, Ledger, Record]:
+    """A run on any engine, from its server's first question to its record.
+
+    test: of the models that it ends with, as this engine can; started: when it all began; what:
+    the run's identity; about: what else stands in its record.
+    """
+    set_up = time.perf_counter() - started
+    weights = method.server(run, config)
+    testing = time.perf_counter()
+    final = test(weights)
+    now = time.perf_counter()
+    phases = {"set-up": set_up, **run.timings.phases, "evaluation": now - testing}
+    accounts = privacy_accounts(method, config, final.privacy_facts, run.names)
+    record = Record(
+        **what,
+        **about,
+        versions=records.versions(),
+        model=config.shape(run.schema),
+        label_names=run.schema.label_names,
+        feature_names_hash=run.schema.feature_names_hash,
+        shared_model=weights is not None,
+        silos_with_own_model=tuple(sorted(final.own)),
+        privacy=(*accounts, *run.accounts),
+        result=final.scores,
+        rounds=run.history,
+        said=tuple(run.sentences),
+        bytes=records.sent(final.ledger, final.inside),
+        measured=records.measured_now(
+            seconds=now - started, phases=phases, steps=run.timings.steps, workers=workers
+        ),
+    )
+    return weights, final.ledger, record
+
+
+def choose(method: str, settings: Mapping[str, Any]) -> tuple[Method, Any]:
+    """The method of this name and its settings, checked."""
+    chosen = methods.find(method)
+    return chosen, make(chosen.settings_type, _with_fixed(chosen, settings))
+
+
+def privacy_accounts(
+    method: Method, config: Any, facts: Mapping[str, Mapping[str, float]], silos: Sequence[str]
+) -> list[Account]:
+    """The method's privacy accounts, from what silos told of themselves at the end of the run."""
+    if not facts:
+        return []  # nobody is left to ask
+    try:
+        found = method.privacy(config, facts)
+    except (LookupError, ValueError, ArithmeticError, SettingsError) as error:
+        # Counts that cannot be, or a package that is not there: the run itself is finished.
+        why = str(error) if isinstance(error, SettingsError) else "some silo's counts cannot be"
+        return [no_account(why)]
+    missing = sorted(set(silos) - set(facts))
+    if not missing:
+        return found
+    said = f"Not counted, since lost by then: {', '.join(missing)}."
+    return [
+        replace(
+            each, sentence=f"{each.sentence} {said}", details={**each.details, "without": missing}
+        )
+        for each in found
+    ]
+
+
+def _tested(
+    method: Method,
+    config: Any,
+    engine: InProcess[Any],
+    silos: Partition,
+    graphs: Mapping[str, Graph],
+    predictors: Mapping[str, Predictor],
+    mode: str,
+) -> Final:
+    """The test where all silos are in one process, and what left each of them."""
+    asked = [silos.whole] if mode == "global-graph" else list(silos.silos.values())
+    has_tests = any(bool(graph.test_mask.any()) for graph in asked if graph is not None)
+    # Nothing travels when everything is in one place: all raw data was pooled instead.
+    ledger = Ledger() if method.pooled else engine.ledger
+    if method.sees_beyond:
+        count_surroundings(ledger, silos, graphs)
+    return Final(
+        evaluate(predictors, silos, mode) if has_tests else None,
+        [name for name, each in predictors.items() if not each.shared],
+        {name: method.privacy_facts(config, graph) for name, graph in graphs.items()},
+        ledger,
+        _inside_silos(engine.silos),
+    )
+
+
+def _check_options(
+    out: str | Path | None, resume: bool, checkpoint_every: int, workers: int, threads: int
+) -> None:
     if resume and out is None:
         raise SettingsError("resume needs the folder of the run to go on with: give out=...")
     if checkpoint_every < 1:
@@ -217,172 +384,12 @@ def train(
             f"workers={workers}, threads={threads} is not allowed: workers from 0 (one per core), "
             f"threads from 1 to {MOST_THREADS}"
         )
-    seed = operator.index(seed)  # numpy's whole numbers too
-    mode = evaluation or default_mode(silos, chosen)
-    check_mode(mode, silos, predict_together=chosen.needs_border)
-    graphs = _graphs(chosen, silos, config)
-    any_graph = next(iter(graphs.values()))
+
+
+def _schema(silos: Partition, graphs: Mapping[str, Graph]) -> Schema:
+    some = next(iter(graphs.values()))
     named = next((g.feature_names for g in silos.silos.values() if g.feature_names), None)
-    schema = Schema(any_graph.num_features, any_graph.label_names, hash_of_names(named))
-    if config.min_silos > len(graphs):
-        raise SettingsError(f"min_silos={config.min_silos}, but there are {len(graphs)} silos")
-    what = identity(chosen, config, silos, seed, mode)
-    # Building too with fixed threads: waking more of them for small matrices only costs time.
-    extra = _extra_knowledge(chosen, silos)
-    with computing_with(threads):
-        built = [
-            chosen.silo_type(name, graph, config, seed, **extra.get(name, {}))
-            for name, graph in sorted(graphs.items())
-        ]
-    folder = None if out is None else Path(out)
-    engine = InProcess(
-        built,
-        schema,
-        seed,
-        workers=workers,
-        threads=threads,
-        faults=faults,
-        timeout=timeout,
-        watch=watch,
-        checkpoint_file=None if folder is None else folder / records.CHECKPOINT,
-        checkpoint_every=checkpoint_every,
-        # Threads too: another number of them may round differently.
-        fingerprint=fingerprint({**what, "threads": threads}, graphs, extra),
-        resume=resume,
-    )
-    set_up = time.perf_counter() - started
-    with engine:
-        weights = chosen.server(engine, config)
-        own = (
-            {name: each for name, silo in engine.silos.items() if (each := silo.own_weights())}
-            if weights is None
-            else {}
-        )
-        given = {name: silo.probabilities() for name, silo in engine.silos.items()}
-        together = {name: each for name, each in given.items() if each is not None}
-        shape = config.shape(schema)
-        testing = time.perf_counter()
-        tested = [silos.whole] if mode == "global-graph" else list(silos.silos.values())
-        has_tests = any(bool(g.test_mask.any()) for g in tested if g is not None)
-        mended = {
-            name: brought
-            for name, silo in engine.silos.items()
-            if (brought := silo.mended_embeddings()) is not None
-        }
-        own_graphs = {
-            name: mine
-            for name, silo in engine.silos.items()
-            if (mine := silo.mended_graph()) is not None
-        }
-        if not chosen.silo_type.mended_anywhere and mode != "own-subgraph":
-            mended = {}
-        scores = (
-            evaluate(shape, weights, own, silos, mode, mended, together or None, own_graphs)
-            if has_tests
-            else None
-        )
-    # Nothing travels when everything is in one place: all raw data was pooled instead.
-    ledger = Ledger() if chosen.pooled else engine.ledger
-    if chosen.sees_beyond:
-        count_surroundings(ledger, silos, graphs)
-    now = time.perf_counter()
-    facts = {name: chosen.privacy_facts(config, graph) for name, graph in graphs.items()}
-    record = make_record(
-        what,
-        engine,
-        ledger,
-        dataset=dataset,
-        source=None if source is None else dict(source),
-        data=Data(**vars(silos.statistics())),
-        about=Engine(name="in-process", threads=threads),
-        shape=shape,
-        shared=weights is not None,
-        own=own,
-        pooled=chosen.pooled,
-        scores=scores,
-        privacy=chosen.privacy(config, facts),
-        generator=_generated(engine.silos, silos),
-        inside=_inside_silos(engine.silos),
-        seconds=now - started,
-        phases={"set-up": set_up, **engine.timings.phases, "evaluation": now - testing},
-        workers=engine.workers,
-    )
-    memory = _memory(engine, graphs)
-    result = Result(
-        chosen,
-        shape,
-        schema.label_names,
-        weights,
-        own,
-        scores,
-        ledger,
-        engine.history,
-        record,
-        memory,
-    )
-    if folder is not None:
-        result.save(folder)
-    return result
-
-
-def choose(method: str, settings: Mapping[str, Any]) -> tuple[Method, Any]:
-    """The method of this name and its settings, checked."""
-    chosen = methods.find(method)
-    return chosen, make(chosen.settings_type, _with_fixed(chosen, settings))
-
-
-def make_record(
-    what: Mapping[str, Any],
-    engine: EngineBase[Any],
-    ledger: Ledger,
-    *,
-    data: Data,
-    about: Engine,
-    shape: ModelShape,
-    shared: bool,
-    own: Iterable[str],
-    scores: Scores | None,
-    privacy: Iterable[Account],
-    seconds: float,
-    phases: Mapping[str, float],
-    workers: int | None = None,
-    inside: Mapping[str, Mapping[str, int]] | None = None,
-    **others: Any,
-) -> Record:
-    """The record of a finished run, whichever engine it ran on.
-
-    what: the run's identity; data: what is known of the silos; about: the engine; shared: whether
-    there is a shared model; own: silos with a model of their own; privacy: accounts of the method,
-    to which the engine's are added; phases: seconds of each; others: further fields.
-    """
-    return Record(
-        **what,
-        data=data,
-        engine=about,
-        versions=records.versions(),
-        model=shape,
-        label_names=engine.schema.label_names,
-        feature_names_hash=engine.schema.feature_names_hash,
-        shared_model=shared,
-        silos_with_own_model=tuple(sorted(own)),
-        privacy=(*privacy, *engine.accounts),
-        result=scores,
-        rounds=engine.history,
-        said=tuple(engine.sentences),
-        bytes=records.sent(ledger, inside),
-        measured=records.measured_now(
-            seconds=seconds, phases=phases, steps=engine.timings.steps, workers=workers
-        ),
-        **others,
-    )
-
-
-def _memory(engine: InProcess[Any], graphs: Mapping[str, Graph]) -> NodeMemory | None:
-    if not engine.remembered:
-        return None
-    silos = {name: silo.remembered() for name, silo in engine.silos.items()}
-    ids = {name: graph.node_ids for name, graph in sorted(graphs.items())}
-    return NodeMemory(engine.remembered, silos, ids)
+    return Schema(some.num_features, some.label_names, hash_of_names(named))
 
 
 def _inside_silos(silos: Mapping[str, SiloBase]) -> dict[str, dict[str, int]] | None:

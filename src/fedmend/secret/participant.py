@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedmend.data.border import Border
 from fedmend.errors import FederationError
 from fedmend.federation import Nothing, Schema, SiloBase, content_sizes, message, wire_name
 from fedmend.graph import Graph
+from fedmend.models.predictor import Predictor, hash_of, predictor
 from fedmend.privacy.ledger import Direction, Kind, Ledger
 from fedmend.secret.consent import BACKWARD, FORWARD, INPUT, LAST
 from fedmend.secret.devices import (
@@ -91,6 +93,7 @@ class Participant(SiloBase):
     ) -> None:
         # No graph of its own: not calling SiloBase's, which would keep one.
         self.name, self.settings, self.seed = name, settings, seed
+        self._ids, self._of_graph = graph.node_ids, hash_of(graph)
         shape = settings.shape(Schema(graph.num_features, graph.label_names))
         self.devices = Devices(name, graph, border, shape, settings, shared, seed)
         self._messages = self.devices.messages
@@ -260,8 +263,12 @@ class Participant(SiloBase):
     def inside(self) -> Ledger | None:
         return self._ledger
 
-    def probabilities(self) -> Tensor | None:
-        return self.devices.probabilities
+    def predictor(self, shared: Mapping[str, Tensor] | None) -> Predictor | None:
+        shape, own = self._network.model.shape, self.own_weights()
+        found = predictor(shape, self._ids, shared, own)
+        if found is None or self.devices.probabilities is None:
+            return found
+        return replace(found, heard=self.devices.probabilities, of_graph=self._of_graph)
 
     def parts(self) -> Mapping[str, Part]:
         return {"devices": self.devices}
