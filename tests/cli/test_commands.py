@@ -69,6 +69,10 @@ def test_run_ends_with_a_table_and_leaves_a_folder(process: Command, tmp_path: P
     assert f"{record['result']['accuracy']:.4f}" in done.stdout
     assert (tmp_path / "result" / "weights.safetensors").exists()
     assert (tmp_path / "result" / "ledger.csv").exists()
+    shown = process("status", "result")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith(f"Finished {record['measured']['finished']}")
+    assert f"{record['result']['accuracy']:.4f}" in shown.stdout
 
 
 def test_run_json_is_one_object_and_nothing_else(fedmend: Command) -> None:

@@ -1,4 +1,4 @@
-"""`fedmend status KIT`: who is connected, what runs."""
+"""`fedmend status KIT`: who is connected, what runs; of a run's folder, what came of it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from fedmend.cli import common
 
 
 def status(
-    kit: Annotated[Path, typer.Argument(help="A submitter's or an observer's kit.")],
+    kit: Annotated[
+        Path, typer.Argument(help="A submitter's or an observer's kit; or a run's folder.")
+    ],
     json: common.JsonOption = False,
 ) -> None:
     """Ask a federation's server who is connected and what runs."""
+    if (kit / "record.json").exists():
+        _show_run(kit, json)
+        return
     from fedmend.deploy import need_flare
 
     need_flare()
@@ -34,3 +39,18 @@ def status(
         console.print("No runs yet.")
     for job in found.jobs:
         console.print(f"{job['submitted'][:19]}  {job['name']}  {job['status']}", soft_wrap=True)
+
+
+def _show_run(folder: Path, json: bool) -> None:
+    """A run's record, of whichever party."""
+    from fedmend.reports import tables
+    from fedmend.runs.record import RECORD, read_record
+
+    record = read_record(folder / RECORD)
+    if json:
+        common.print_json(record.to_dict())
+        return
+    console = common.out_console()
+    console.print(f"Finished {record.measured.finished}", soft_wrap=True)
+    console.print(tables.headline([record]))
+    console.print(tables.what_left(record))

@@ -65,6 +65,21 @@ def test_own_models_stay_at_their_silos(federation: Federation, tmp_path: Path) 
     assert record["silos_with_own_model"] == sorted(expected.own)
     for name, weights in expected.own.items():
         assert equal(federation.stage.own_weights(name, read_run(run).record), weights)
+    # Nobody but the silo itself can predict with its model, and it can.
+    silo = federation.stage.state("silo-1") / "runs" / record["engine"]["run"]
+    graph, out = federation.stage.graph("silo-1"), tmp_path / "predictions.csv"
+    predicted = federation.command("predict", silo, "--graph", graph, "--out", out, "--json")
+    assert predicted.finish() == 0, predicted.text
+    assert out.exists()
+    assert f'"test_accuracy": {record["result"]["by_silo"]["silo-1"]["accuracy"]}' in predicted.text
+    refused = federation.command("predict", run, "--silo", "silo-1", "--graph", graph)
+    assert refused.finish() == 1
+    assert "stays at the silo" in refused.text
+    # Both sides of the run can be looked at.
+    page = tmp_path / "report.html"
+    reported = federation.command("report", run, silo, "--out", page)
+    assert reported.finish() == 0, reported.text
+    assert "silo-1 alone" in page.read_text()
     assert methods_rows(run) == expected.ledger.entries
 
 
