@@ -73,7 +73,7 @@ def test_own_models_stay_at_their_silos(federation: Federation, tmp_path: Path) 
     assert out.exists()
     assert f'"test_accuracy": {record["result"]["by_silo"]["silo-1"]["accuracy"]}' in predicted.text
     refused = federation.command("predict", run, "--silo", "silo-1", "--graph", graph)
-    assert refused.finish() == 1
+    assert refused.finish() == 2
     assert "stays at the silo" in refused.text
     # Both sides of the run can be looked at.
     page = tmp_path / "report.html"
