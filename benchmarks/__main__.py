@@ -22,12 +22,14 @@ NAMES = {
     "growth": "seconds and memory from 10 thousand to a million nodes",
     "startup": "how quickly the command line answers",
     "sampling": "the neighbour sampler beside a plain loop",
+    "before_after": "every method's runs in two source trees (--before PATH)",
     "kernels": "whole runs with each kernel and without it",
     "deployment": "a server and silos as processes, beside the in-process engine",
 }
 
 # Options that only some benchmarks heed: ignoring one in silence would mislead.
 HEEDED = {
+    "before": ("before_after",),
     "set": ("growth",),
     "datasets": ("speed", "hifgl_speed", "kernels"),
 }
@@ -40,8 +42,9 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         prog="python -m benchmarks",
         description=(
             f"{listed}\n  {'report':15} only write docs/benchmarks.md again from what is kept\n\n"
-            "Without a name all are run. Full runs are kept in benchmarks/results and written to\n"
-            "docs/benchmarks.md; --quick and runs with other settings go to benchmarks/.cache."
+            "Without a name all are run but before_after. Full runs are kept in\n"
+            "benchmarks/results and written to docs/benchmarks.md; --quick and runs with other\n"
+            "settings go to benchmarks/.cache."
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -55,12 +58,13 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         metavar="KEY=VALUE",
         help="a setting (growth)",
     )
+    parser.add_argument("--before", type=Path, help="a checkout to compare with (before_after)")
     parser.add_argument("--datasets", type=_words, help="only these datasets")
     given = parser.parse_args(arguments)
     wrong = [name for name in given.names if name not in (*NAMES, "report")]
     if wrong:
         parser.error(f"there is no benchmark {wrong[0]!r}; there are: {', '.join(NAMES)}, report")
-    names = list(dict.fromkeys(given.names)) or list(NAMES)
+    names = list(dict.fromkeys(given.names)) or [name for name in NAMES if name != "before_after"]
     for option, by in HEEDED.items():
         if getattr(given, option) and any(name not in by for name in names):
             parser.error(f"--{option} is for {' and '.join(by)} only: name what to run")
@@ -71,6 +75,7 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         data_root=given.data_root,
         settings=from_pairs(given.set),
         datasets=given.datasets,
+        before=given.before,
     )
     return names, options
 

@@ -39,6 +39,7 @@ class Options:
     data_root: Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     datasets: tuple[str, ...] | None = None
+    before: Path | None = None
 
     @property
     def exploring(self) -> bool:

@@ -568,6 +568,33 @@ def _kernels(result: Result, _: Result) -> list[str]:
     ]
 
 
+# Two source trees
+
+
+def _before_after(result: Result, _: Result) -> list[str]:
+    settings = result["settings"]
+    allowed = settings["allowed"]
+    return [
+        f"Whole commands, one thread, each line a process of its own; {settings['turns']} turns of "
+        f"commit {settings['before']} and of this one. Processor time is user and system, the "
+        f"program's start included; the ratios are medians of the turns' own, {allowed} is "
+        "allowed.\n",
+        table(
+            ["command", "s before", "s after", "ratio", "MB before", "MB after", "ratio", ""],
+            [
+                [
+                    f"{row['what']}: `{row['command']}`",
+                    *(f"{each:.2f}" for each in (*row["cpu"], row["cpu_x"])),
+                    *(f"{each:.0f}" for each in row["mb"]),
+                    f"{row['mb_x']:.2f}",
+                    met(max(row["cpu_x"], row["mb_x"]), allowed),
+                ]
+                for row in result["rows"]
+            ],
+        ),
+    ]
+
+
 # Deployment
 
 
@@ -649,6 +676,7 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "growth": ("Growth", _growth),
     "startup": ("Start-up", _startup),
     "sampling": ("Neighbour sampling", _sampling),
+    "before_after": ("Before the redesign and after it", _before_after),
     "kernels": ("Kernels", _kernels),
     "deployment": ("Deployment", _deployment),
 }
