@@ -37,6 +37,7 @@ COMMANDS: dict[str, str] = {
     "FedAvg, csbm": "fedavg --dataset csbm --rounds 60",
     "FedAvg, PubMed": "fedavg --dataset pubmed --rounds 30",
     "FedSage+, Cora": "fedsage+ --rounds 30 --set generator_epochs=20 --set generator_rounds=3",
+    "FedSage+, CiteSeer": "fedsage+ --dataset citeseer --rounds 30",
     "FedDEP, PubMed": "feddep --dataset pubmed --rounds 10 --set encoder_epochs=3"
     " --set generator_epochs=10",
     "HiFGL, Cora": "hifgl --rounds 60",
