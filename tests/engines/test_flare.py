@@ -936,6 +936,39 @@ def test_a_policy_stops_the_run_before_anything_is_sent(
     assert kinds <= {"control", "framing"}
 
 
+@pytest.mark.parametrize("name", ["unheard-of", "fedavg\nfedavg", "os:system", "FILE", "../x.py"])
+def test_a_method_that_a_silo_does_not_have_is_refused_by_name(
+    place: Place, tmp_path: Path, name: str
+) -> None:
+    """Whatever a plan names: nothing is imported, nothing is read, and one line says so."""
+    file = tmp_path / "evil.py"
+    file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    plan = Plan(RUN, str(file) if name == "FILE" else name, "{}", 0, 1, False, json.dumps(NAMES))
+    request = wire.encode(plan).data
+    step = f"{endpoint_module.ENDPOINT}introduce"
+    answer = place.endpoints["silo-1"].perform(1, "handshake/1", step, request, 60.0)
+    assert (answer["state"], answer["error"]) == ("failed", "RefusedError")
+    assert answer["sentence"].startswith("it has no method ")
+    assert "install it at the silo" in answer["sentence"]
+    assert "\n" not in answer["sentence"]
+    assert "fedsage" not in answer["sentence"]  # what else is here is nobody's business
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_refused_method_is_not_even_looked_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(name: str) -> None:
+        raise AssertionError(f"looked up {name}")
+
+    monkeypatch.setattr(endpoint_module, "find", never)
+    place.policies["silo-1"] = Policy(allow_methods=("fedavg",))
+    place.start("silo-1")
+    plan = Plan(RUN, "anything", "{}", 0, 1, False, json.dumps(NAMES))
+    with pytest.raises(RefusedError, match="its policy takes no part in anything"):
+        place.endpoints["silo-1"].introduce(plan)
+
+
 def test_every_single_reply_is_compared_with_the_policy(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

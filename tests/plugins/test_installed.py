@@ -6,65 +6,13 @@ folder in PYTHONPATH is one in whose environment it is installed.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.plugins.running import fedmend, process
+
 ROOT = Path(__file__).parents[2]
-
-SEVERAL = """
-import contextlib, io, json, sys
-from fedmend.cli.main import main
-found = []
-for command in json.loads(sys.argv[1]):
-    sys.argv = ["fedmend", *command]
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-    found.append((code, out.getvalue(), err.getvalue()))
-print(json.dumps(found))
-"""
-"""Several commands in one process: importing torch takes longer than most of them."""
-
-
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def words(self) -> str:
-        return " ".join(self.out.split())
-
-
-def process(*command: str, at: Path, **variables: str) -> Done:
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=at,
-        env={**os.environ, "COLUMNS": "100", **variables},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
-
-
-def fedmend(*commands: str, at: Path, **variables: str) -> list[Done]:
-    """`fedmend COMMAND` for each of these, in one process."""
-    asked = json.dumps([command.split() for command in commands])
-    done = process("-c", SEVERAL, asked, at=at, **variables)
-    assert done.code == 0, done.err
-    return [Done(code or 0, out, err) for code, out, err in json.loads(done.out)]
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +42,7 @@ def test_it_is_in_every_list_and_runs_on_the_command_line(installed: str, tmp_pa
         "partition caves:caves=6 silos --silos 2 --split by-degree",
         "predict it --graph silos/silo-0",
         at=tmp_path,
-        PYTHONPATH=installed,
+        plugins=installed,
     )
     for done, name in zip(lists, OFFERED.values(), strict=True):
         assert (done.code, done.err) == (0, "")
@@ -127,7 +75,7 @@ def test_without_it_every_name_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_it_passes_the_battery_of_every_method(installed: str, tmp_path: Path) -> None:
     battery = ("tests/contract/test_every_method.py", "-k", "fedmedian or fedavg-plain")
     options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={tmp_path / 'kept'}")
-    done = process("-m", "pytest", *options, *battery, at=ROOT, PYTHONPATH=installed)
+    done = process("-m", "pytest", *options, *battery, at=ROOT, plugins=installed)
     assert done.code == 0, done.out
     dots = sum(line.count(".") for line in done.out.splitlines() if line.startswith("."))
     assert dots >= 60, done.out

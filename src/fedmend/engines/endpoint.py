@@ -276,8 +276,8 @@ class SiloEndpoint:
 
     def introduce(self, plan: Plan) -> Introduction:
         """Take part or refuse, before anything but a schema is said."""
-        method = find(plan.method)
-        self._policy.check_method(method.name)
+        self._policy.check_method(plan.method)  # before anything of it is loaded
+        method = self._installed(plan.method)
         if method.not_deployable is not None:
             raise RefusedError(f"{method.name} cannot be deployed: {method.not_deployable}")
         for name, step in steps_of(method.silo_type).items():
@@ -297,6 +297,17 @@ class SiloEndpoint:
             torch=str(torch.__version__),
             borders=json.dumps(edge_digests(border, self.name, plan.run)) if border else "",
         )
+
+    def _installed(self, name: str) -> Method:
+        """A method that this silo has: what a plan names is never loaded from the plan."""
+        try:
+            return find(name)
+        except SettingsError as error:
+            self._tell(str(error))  # what else is installed here stays here
+            raise RefusedError(
+                f"it has no method {printable(name, 80)!r}: install it at the silo, or start the "
+                "silo with --plugin FILE"
+            ) from error
 
     def _known_border(self, method: Method, plan: Plan) -> Border:
         """This silo's edges to the others of the run; why not, without data, if there are none."""

@@ -14,7 +14,7 @@ from fedmend.runs import tracking
 from fedmend.data.datasets import DATASETS, check_options, load
 from fedmend.data.masks import has_roles, random_masks, with_roles
 from fedmend.data.partition import Partition, split
-from fedmend.data.partitioners import check_split_options
+from fedmend.data.partitioners import PARTITIONERS, check_split_options
 from fedmend.engines.base import Watch
 from fedmend.errors import SettingsError, UnknownNameError
 from fedmend.files import storage_errors, write_json
@@ -138,6 +138,9 @@ class Source:
         how, options = self._split()
         if how == "column" and "column" in options:
             options["column"] = ["anybody"]  # its values are in the data
+        if PARTITIONERS.plugin_of(how) is not None:  # may need more of a graph than a node
+            random_masks(_smallest_graph(), ratio)
+            return
         # Cutting a graph of one node asks the splits themselves what they allow.
         split(_smallest_graph(), 1, how, seed=0, ratio=ratio, **options)
 

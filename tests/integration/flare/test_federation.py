@@ -17,8 +17,10 @@ from fedmend.deploy import kits
 from fedmend.deploy.deployed import make_plan
 from fedmend.deploy.rehearsal import equal
 from fedmend.files import plain
+from fedmend.methods import METHODS
 from fedmend.privacy.policy import POLICY_FILE
 from fedmend.runs.record import read_run
+from fedmend.runs.train import train
 from tests.integration.flare.conftest import (
     PARTITION,
     SETTINGS,
@@ -106,6 +108,43 @@ def test_a_silos_policy_is_the_last_word(federation: Federation, tmp_path: Path)
     assert "silo-1 takes no part: its policy lets no weights leave" in refused.text
     run = json.loads((tmp_path / "run" / "deployment.json").read_text())["run"]
     assert not list((federation.stage.state("server") / "runs" / run).glob("checkpoint*"))
+
+
+def test_a_job_brings_no_code_of_a_plugin(federation: Federation, tmp_path: Path) -> None:
+    """Who has not installed a method, nor named its file, refuses it by name."""
+    file = tmp_path / "held.py"
+    file.write_text(
+        "from fedmend import register\n"
+        "from fedmend.methods import Method\n"
+        "register('method', 'held', Method('held', 'FedProx that pulls hard',"
+        " 'fedmend.methods.fedprox', 'FedProxSettings', fixed={'mu': 1.0}))\n"
+    )
+    plugin = ("--plugin", str(file))
+    refused = federation.submit("held", tmp_path / "first", 2, *plugin)
+    assert refused.finish() == 2
+    assert "unknown method 'held'" in refused.text
+    assert "Traceback" not in refused.text
+    environment = federation.stage.environment
+    assert environment is not None
+    try:
+        federation.stage.environment = {**environment, "FEDMEND_PLUGINS": str(file)}
+        federation.kill("server")
+        federation.revive("server")
+        refused = federation.submit("held", tmp_path / "second", 2, *plugin)
+        assert refused.finish() == 2
+        assert "takes no part: it has no method 'held': install it at the silo" in refused.text
+        for silo in federation.stage.silos:
+            federation.kill(silo)
+        federation.revive()
+        accepted = federation.submit("held", tmp_path / "third", 2, *plugin)
+        assert accepted.finish() == 0, accepted.text
+    finally:
+        federation.stage.environment = environment
+        for party in list(federation.stage.processes):
+            federation.kill(party)
+    mode = METHODS["fedprox"].deployed_evaluation
+    expected = train("fedprox", PARTITION, evaluation=mode, rounds=2, mu=1.0, **SETTINGS)
+    assert same_weights(weights_of(tmp_path / "third"), expected.weights)
 
 
 def test_a_message_the_method_does_not_declare(federation: Federation, tmp_path: Path) -> None:
