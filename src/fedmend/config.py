@@ -39,8 +39,7 @@ def setting(
     """A dataclass field with its meaning and its limits (both included).
 
     only: values of other settings that it has an effect with; with others it cannot be given.
-    paper: what the method's paper has, as a value or in words; None where it does not say. A class
-    whose paper has something else for a setting that it inherits says so in its `paper`, by name.
+    paper: what the method's paper has, as a value or in words; None where it does not say.
     """
     if choices is not None and not isinstance(choices, Mapping):  # a registry may grow
         choices = tuple(choices)
@@ -152,10 +151,9 @@ class Described:
     help: str
 
 
-def describe(cls: type[Any]) -> list[Described]:
-    """Every setting of a class."""
-    types = get_type_hints(cls)
-    papers: Mapping[str, Any] = getattr(cls, "paper", {})
+def describe(cls: type[Any], papers: Mapping[str, Any] | None = None) -> list[Described]:
+    """Every setting of a class; `papers`: what a paper has for some, which goes first."""
+    types, papers = get_type_hints(cls), papers or {}
     return [
         Described(
             each.name,

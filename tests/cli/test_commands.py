@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -50,11 +53,41 @@ def test_lists_have_one_line_each(fedmend: Command, command: str, names: list[st
         assert name in first_words
 
 
+def process_with(packages: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """A command where these packages are installed too."""
+    paths = [str(packages), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.run(
+        [sys.executable, "-m", "fedmend.cli.main", *args],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
 def test_settings_of_a_method(fedmend: Command) -> None:
     done = fedmend("methods", "fedprox")
     assert "mu=0.01" in done.stdout
     assert "one shared by all silos" in done.stdout
     assert "backbone=sage (fixed)" in fedmend("methods", "fedsage").stdout
+    # Default, limits, and what the paper has.
+    lines = [" ".join(line.split()) for line in fedmend("methods", "fedsage+").stdout.splitlines()]
+    assert any(line.startswith("alpha=0.1 0.0 or more 1.0 weight of") for line in lines)
+    assert any(line.startswith("lr=0.001 0.0 or more as here step size") for line in lines)
+    assert any(line.startswith("optimizer=adam adam, sgd as here") for line in lines)
+
+
+def test_a_list_with_a_broken_plugin_is_a_list(fedmend: Command, tmp_path: Path) -> None:
+    about = tmp_path / "broken-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[fedmend.methods]\nbad = nowhere_at_all:x\n")
+    listed = process_with(tmp_path, "methods")
+    assert listed.returncode == 0
+    assert "fedavg " in listed.stdout
+    assert listed.stderr.startswith("fedmend: the method 'bad' of broken 1.0 fails (ModuleNotF")
+    assert len(listed.stderr.splitlines()) == 1
 
 
 def test_run_ends_with_a_table_and_leaves_a_folder(process: Command, tmp_path: Path) -> None:

@@ -656,6 +656,8 @@ def test_registry_entry(method: str) -> None:
     if METHODS.plugin_of(method) is None:
         assert entry.silo_type.__module__.startswith("fedmend.methods.")
     assert callable(entry.server)
+    names = {each.name for each in describe(entry.settings_type)}
+    assert set(entry.paper) <= names, "what its paper has is said of settings that there are"
 
 
 def test_unknown_method() -> None:

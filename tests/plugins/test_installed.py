@@ -6,6 +6,7 @@ folder in PYTHONPATH is one in whose environment it is installed.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,16 @@ def test_it_is_in_every_list_and_runs_on_the_command_line(installed: str, tmp_pa
     assert "What left each silo" in trained.out
     assert cut.code == 0, cut.err
     assert "24 nodes predicted with the shared model of fedmedian" in predicted.words
+    # The run says whose it is, and where that is missing, one line says so too.
+    record = json.loads((tmp_path / "it" / "record.json").read_text())
+    assert record["plugins"] == dict.fromkeys(
+        ("method", "backbone", "partitioner", "dataset"), "fedmend-example 0.3.1"
+    )
+    for done in fedmend("predict it --graph silos/silo-0", "report it", at=tmp_path):
+        assert done.code == 2
+        assert "its method 'fedmedian' is of the plugin 'fedmend-example 0.3.1'" in done.err
+        assert "not here: install it, or name its file with --plugin" in done.err
+        assert len(done.err.splitlines()) == 1
 
 
 def test_without_it_every_name_is_refused_in_one_line(tmp_path: Path) -> None:

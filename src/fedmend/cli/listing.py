@@ -39,7 +39,7 @@ def methods(
     console.print()
     table = Table.grid(padding=(0, 3))
     table.add_row(*(Text(each, style="dim") for each in ("setting", "allowed", "paper's", "")))
-    for each in describe(method.settings_type):
+    for each in describe(method.settings_type, method.paper):
         fixed = f"{method.fixed[each.name]} (fixed)" if each.name in method.fixed else each.default
         named = Text(f"{each.name}={fixed}", style="bold")
         table.add_row(named, each.allowed, each.paper, each.help)

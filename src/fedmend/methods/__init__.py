@@ -37,6 +37,8 @@ class Method:
     needs_border: silos know their edges to other silos, and get them as `border`.
     fixed: settings that the name implies.
     evaluation: the mode it is evaluated in unless told otherwise; None: the first that can be.
+    paper: what its paper has for settings, as values or in words, for `fedmend methods NAME`; a
+        setting of the method's own may say it itself.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Method:
     needs_border: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
     evaluation: str | None = None
+    paper: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def _holder(self) -> Any:
@@ -130,6 +133,40 @@ class Method:
         return found
 
 
+# What the papers say of settings, for all methods that they have (docs/methods has the reasons
+# for what is different here). FedSage's section 5.1:
+_FEDSAGE = {
+    **{"rounds": 50, "batch_size": 64, "fan_out": 5, "layers": 2, "backbone": "sage"},
+    **{"optimizer": "adam", "lr": 1e-3},
+}
+_FEDERATED = {**_FEDSAGE, "weighting": "equal"}
+_NEIGHGEN = {
+    **{"least_degree": 0, "least_neighbours": 0, "self_weight": 0.0, "rate": 1.0, "noise": 1.0},
+    **{"generator": "learned", "hide": "0.034 to 0.278", "noise_in_mending": True},
+    **{"number_weight": 1.0, "feature_weight": 1.0, "class_weight": 1.0},
+}
+# FedDEP's sections 4.1 and 3.1.
+_FEDDEP = {
+    **{"rounds": 50, "batch_size": 32, "fan_out": 5, "layers": 2, "optimizer": "sgd", "lr": 0.1},
+    **{"encoder_epochs": 50, "hide": 0.5, "embedding": "64, 128 or 256", "fused": "paper"},
+    **{"clusters": "3, 5, 10, 15 or 20", "self_loops": "none", "generate_at_inference": False},
+    **{"number_weight": 1.0, "own_weight": 1.0, "others_weight": 1.0, "noise": 2.0},
+}
+# FedGGR's section 5.1 and algorithm 1.
+_WIDTHS = "64, 128 or 256"
+_FEDGGR = {
+    **{"hidden": _WIDTHS, "local_width": _WIDTHS, "global_width": _WIDTHS, "optimizer": "adam"},
+    **{"neighbours": "5, 10, ... 40", "lr": "0.001 or 0.01", "local_epochs": "1, 2 or 3"},
+    **{"weighting": "all", "autoencoder_layers": 2, "autoencoder_rounds": 0},
+}
+# HiFGL's sections 5.1 and 4.2.
+_HIFGL = {
+    **{"rounds": 50, "hidden": 64, "layers": 2, "lr": "0.01, x 0.9 every 4 epochs"},
+    **{"optimizer": "adam", "training": "fedavg", "setting": "devices", "routing": "paper"},
+    **{"privacy_threshold": 1, "min_neighbours": 1, "input_min_neighbours": 1},
+    **{"below_minimum": "noise"},
+}
+
 _OURS = {
     method.name: method
     for method in (
@@ -139,6 +176,7 @@ _OURS = {
             "fedmend.methods.centralised",
             "GlobalSettings",
             pooled=True,
+            paper=_FEDSAGE,
         ),
         Method(
             "local",
@@ -146,6 +184,7 @@ _OURS = {
             "fedmend.methods.local",
             "LocalSettings",
             model="own",
+            paper=_FEDSAGE,
         ),
         Method(
             "oracle",
@@ -160,12 +199,14 @@ _OURS = {
             "fedmend.methods.local_plus",
             "LocalPlusSettings",
             model="own",
+            paper={**_FEDSAGE, **_NEIGHGEN},
         ),
         Method(
             "fedavg",
             "silos train the shared model on their graphs, the server averages the weights",
             "fedmend.methods.fedavg",
             "FedAvgSettings",
+            paper=_FEDERATED,
         ),
         Method(
             "fedsage",
@@ -173,12 +214,14 @@ _OURS = {
             "fedmend.methods.fedavg",
             "FedAvgSettings",
             fixed={"backbone": "sage"},
+            paper=_FEDERATED,
         ),
         Method(
             "fedsage+",
             "silos generate the neighbours they miss, learning from each other's nodes (FedSage+)",
             "fedmend.methods.fedsage_plus",
             "FedSagePlusSettings",
+            paper={**_FEDERATED, **_NEIGHGEN, "alpha": 1.0},
         ),
         Method(
             "feddep",
@@ -186,6 +229,7 @@ _OURS = {
             "fedmend.methods.feddep",
             "FedDEPSettings",
             fixed={"backbone": "sage"},
+            paper=_FEDDEP,
         ),
         Method(
             "feddep-no-dgen",
@@ -193,6 +237,7 @@ _OURS = {
             "fedmend.methods.feddep",
             "FedDEPSettings",
             fixed={"backbone": "sage", "generator": "nearest"},
+            paper=_FEDDEP,
         ),
         Method(
             "feddep-no-proto",
@@ -200,6 +245,7 @@ _OURS = {
             "fedmend.methods.feddep",
             "FedDEPSettings",
             fixed={"backbone": "sage", "exchange": "gradients"},
+            paper=_FEDDEP,
         ),
         Method(
             "feddep-no-nfdp",
@@ -208,6 +254,7 @@ _OURS = {
             "FedDEPSettings",
             # What is heard is not drawn here, and hearing oneself always is another thing.
             fixed={"backbone": "sage", "protection": "dp-sgd", "self_loops": "none"},
+            paper=_FEDDEP,
         ),
         Method(
             "fedggr",
@@ -215,12 +262,14 @@ _OURS = {
             "fedmend.methods.fedggr",
             "FedGGRSettings",
             evaluation="own-subgraph",
+            paper=_FEDGGR,
         ),
         Method(
             "fedprox",
             "FedAvg whose silos are pulled towards the shared weights (mu)",
             "fedmend.methods.fedprox",
             "FedProxSettings",
+            paper={"mu": "0.001, 0.01, 0.1 or 1"},
         ),
         Method(
             "fedper",
@@ -235,6 +284,7 @@ _OURS = {
             "fedmend.methods.hifgl",
             "HiFGLSettings",
             needs_border=True,
+            paper=_HIFGL,
         ),
     )
 }

@@ -43,6 +43,7 @@ from fedmend.files import (
     write_json,
 )
 from fedmend.models.backbones import BACKBONES, ModelShape
+from fedmend.plugins.registry import registry
 from fedmend.privacy.account import Account
 from fedmend.privacy.ledger import Ledger
 from fedmend.runs import node_memory
@@ -176,6 +177,8 @@ class Record(Figures):
 
     source: how the silos can be made again. rounds: figures by phase and round. said: what the
     user was told. privacy: an account of every mechanism of the method that hides something.
+    plugins: of its method, backbone, partitioner and dataset those from outside, by kind: the
+    plugin and its version.
     """
 
     engine: Engine
@@ -189,6 +192,7 @@ class Record(Figures):
     generator: Generator | None = None
     rounds: Mapping[str, Mapping[int, Mapping[str, float]]] = field(default_factory=dict)
     said: tuple[str, ...] = ()
+    plugins: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in its file."""
@@ -212,6 +216,7 @@ def read_record(path: Path) -> Record:
         if unknown := set(given["model"]) - set(ModelShape.__dataclass_fields__):
             raise ValueError(f"the model has no {', '.join(sorted(map(str, unknown)))}")
         record: Record = typed(Record, given, "the record")
+        _check_plugins(record)
         _check_shape(record.model)
         _check(record)
     except FileFormatError as error:
@@ -234,6 +239,16 @@ def read_figures(path: Path) -> Figures:
 def _no_record(path: Path, why: Exception) -> FileFormatError:
     words = f"{why} is missing" if isinstance(why, KeyError) else str(why)
     return FileFormatError(f"{path} is not a run's record: {words}")
+
+
+def _check_plugins(record: Record) -> None:
+    """Raise where the method or the network is of a plugin that is not here."""
+    for kind, name in (("method", record.method), ("backbone", record.model.backbone)):
+        if kind in record.plugins and name not in registry(kind):
+            raise ValueError(
+                f"its {kind} {name!r:.80} is of the plugin {record.plugins[kind]!r:.80}, which is "
+                "not here: install it, or name its file with --plugin"
+            )
 
 
 def _check(record: Record) -> None:

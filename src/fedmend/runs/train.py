@@ -31,6 +31,7 @@ from fedmend.graph import Graph, feature_arrays, hash_of_names, is_sparse
 from fedmend.methods import Method
 from fedmend.models.backbones import Backbone, ModelShape
 from fedmend.models.predictor import Predictor, Weights, model_with, predict
+from fedmend.plugins.registry import origins
 from fedmend.runs.node_memory import NodeMemory
 from fedmend.privacy.ledger import Kind, Ledger
 from fedmend.privacy.account import Account, no_account
@@ -296,11 +297,18 @@ def carry_out(
     now = time.perf_counter()
     phases = {"set-up": set_up, **run.timings.phases, "evaluation": now - testing}
     accounts = privacy_accounts(method, config, final.privacy_facts, run.names)
+    model = config.shape(run.schema)
     record = Record(
         **what,
         **about,
         versions=records.versions(),
-        model=config.shape(run.schema),
+        plugins=origins(
+            method=method.name,
+            backbone=model.backbone,
+            partitioner=what["split"].how,
+            dataset=str(about.get("dataset")).partition(":")[0],
+        ),
+        model=model,
         label_names=run.schema.label_names,
         feature_names_hash=run.schema.feature_names_hash,
         shared_model=weights is not None,
