@@ -98,7 +98,8 @@ def _message(name: str, cls: type[T]) -> type[T]:
     prefix, dot, _ = name.partition(".")
     if not dot or (prefix in OUR_PREFIXES and cls.__module__.partition(".")[0] != "fedmend"):
         raise TypeError(
-            f"a message cannot be called {name!r}: give it a prefix of your own, my_package.{name}"
+            f"a message cannot be called {name!r}: give it a prefix of your own, as in "
+            f"my_package.{name.rpartition('.')[2]}"
         )
     made = dataclass(frozen=True, slots=True)(cls)
     hints = get_type_hints(made, include_extras=True)

@@ -24,7 +24,15 @@ from fedmend.engines import endpoint, wire
 from fedmend.engines.endpoint import SiloEndpoint, steps_of
 from fedmend.engines.wire import decode, encode
 from fedmend.errors import WireError
-from fedmend.federation import MESSAGES, Nothing, field_rules, message, step_types, wire_name
+from fedmend.federation import (
+    MESSAGES,
+    OUR_PREFIXES,
+    Nothing,
+    field_rules,
+    message,
+    step_types,
+    wire_name,
+)
 from fedmend.methods import METHODS
 from fedmend.privacy.ledger import Kind
 from tests.tiny import plain_graph
@@ -611,4 +619,26 @@ def test_headers_stay_small_in_memory(name: str) -> None:
 def test_two_messages_of_one_name_are_refused() -> None:
     """A type is known by its name: a second one would be taken for the first."""
     with pytest.raises(TypeError, match=r"there is a message federation\.Nothing already"):
-        message("federation.Nothing")(type("Nothing", (), {"__module__": "elsewhere.federation"}))
+        message("federation.Nothing")(type("Nothing", (), {"__module__": "fedmend.elsewhere"}))
+
+
+@pytest.mark.parametrize("name", ["Mine", "fedavg.Mine", "endpoint.Plan"])
+def test_a_message_from_outside_has_a_prefix_that_is_not_ours(name: str) -> None:
+    """So that no plugin, whenever it is loaded, can stand where one of our messages will."""
+    before = set(MESSAGES)
+    last = name.rpartition(".")[2]
+    with pytest.raises(TypeError, match=rf"prefix of your own, as in my_package\.{last}"):
+
+        @message(name)
+        class Mine:
+            x: Annotated[Tensor, Kind.WEIGHTS]
+
+    assert set(MESSAGES) == before
+
+
+def test_all_our_messages_have_a_prefix_of_ours() -> None:
+    for method in METHODS.built_in:
+        assert METHODS[method].silo_type
+    ours = [name for name, each in MESSAGES.items() if each.__module__.startswith("fedmend.")]
+    assert {name.partition(".")[0] for name in ours} <= OUR_PREFIXES
+    assert len(ours) > 30

@@ -296,6 +296,8 @@ def _running(plugin: Plugin, what: str) -> Iterator[None]:
     try:
         yield
     except FedmendError as error:
+        if str(error).startswith(what):  # it has been said
+            raise
         raise SettingsError(f"{what} cannot be used: {error}") from error
     # Other people's code may raise anything, and must not end a list of what there is.
     except (Exception, SystemExit) as error:
