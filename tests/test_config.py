@@ -194,6 +194,14 @@ def test_a_method_may_have_another_paper_for_the_same_settings() -> None:
     assert papers == {"rounds": "20", "lr": "0.1", "keep": "as here"}
 
 
+def test_what_a_setting_needs_beside_it_is_said() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Some(Settings):
+        heads: int = setting(4, "how many", low=1, only={"name": ("adam", "sgd"), "keep": (True,)})
+
+    assert describe(Some)[-1].allowed == "1 or more (with name=adam or sgd) (with keep=true)"
+
+
 def test_choices_are_looked_up_when_they_are_needed() -> None:
     """A registry may grow after the settings were written down."""
     known = {"one": 1}

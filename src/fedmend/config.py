@@ -158,7 +158,7 @@ def describe(cls: type[Any], papers: Mapping[str, Any] | None = None) -> list[De
         Described(
             each.name,
             _plain(each.default),
-            _allowed(types[each.name], each.metadata),
+            _allowed(types[each.name], each.metadata) + _with(each.metadata.get("only") or {}),
             _of_paper(each, papers.get(each.name, each.metadata.get("paper"))),
             each.metadata.get("help", ""),
         )
@@ -181,6 +181,11 @@ def _allowed(wanted: Any, limits: Mapping[str, Any]) -> str:
     if high is None:
         return f"{low} or more"
     return f"up to {high}" if low is None else f"{low} to {high}"
+
+
+def _with(only: Mapping[str, tuple[Any, ...]]) -> str:
+    """What else must be set for a setting to have an effect."""
+    return "".join(f" (with {key}={' or '.join(map(_plain, few))})" for key, few in only.items())
 
 
 def _of_paper(each: dataclasses.Field[Any], paper: Any) -> str:

@@ -19,6 +19,7 @@ from fedmend.methods import METHODS
 from fedmend.models.backbones import BACKBONES, ModelShape, build
 from fedmend.models.features import Features
 from fedmend.models.predictor import model_with, predict
+from fedmend.runs.cells import known_settings
 from fedmend.runs.train import train
 from tests.tiny import QUICK, same_weights, tiny_graph, tiny_partition
 
@@ -166,10 +167,11 @@ TAKES_IT = ("global", "local", "oracle", "fedavg", "fedprox", "local+", "fedsage
 @pytest.mark.parametrize("method", METHODS.built_in)
 def test_a_method_takes_it_or_says_why_not(method: str) -> None:
     sizes = {"neighbours": 2, "generator_epochs": 1, "generator_rounds": 1, "embedding": 4}
-    known = METHODS[method].settings_type.__dataclass_fields__
-    few = {key: value for key, value in sizes.items() if key in known}
+    known = known_settings(method)
     for whole in ({}, {"batch_size": 0, "fan_out": 0}):
-        settings = {**QUICK, **few, "backbone": GCN, **whole}
+        given = {**QUICK, **sizes, **whole}
+        settings = {key: value for key, value in given.items() if key in known}
+        settings["backbone"] = GCN
         if method in TAKES_IT:
             result = train(method, tiny_partition(), **settings)
             assert result.shape.backbone == GCN
