@@ -27,7 +27,7 @@ benchmarks/remarks. Change those, not this page. -->
 CiteSeer and PubMed are needed for the full page: `--data-root DIR` or
 `FEDMEND_DATA` names the folder with their Planetoid files. Times are of the machine named in each
 section and are never tested; targets stand beside them. Accuracy is the matter of suites, beside
-the published figures: [results.md](results.md).
+the published figures: [results](results/README.md).
 """
 
 NAMES = {

@@ -22,7 +22,11 @@ LAYERS = [
     {"errors", "files", "config", "graph", "plugins"},
     {"data", "privacy"},
     {"models", "federation", "evaluation", "training.state", "training.streams"},
-    {"runs.record", "runs.node_memory"},  # what a run's folder holds: read and written everywhere
+    {
+        "runs.record",
+        "runs.renamed",
+        "runs.node_memory",
+    },  # what a run's folder holds: read and written everywhere
     {"training", "mending", "secret"},
     {"methods"},
     {"engines", "reports"},

@@ -66,6 +66,21 @@ def test_published_figures_are_figures() -> None:
                     assert each["std"] is None or 0 <= each["std"] < 0.5
 
 
+def test_what_is_published_without_a_deviation_is_hifgl_s_table_4() -> None:
+    without = {
+        (paper, row)
+        for paper, datasets in published()["tables"].items()
+        for silos in datasets.values()
+        for rows in silos.values()
+        for row, each in rows.items()
+        if each["std"] is None
+    }
+    assert {paper for paper, _ in without} == {"hifgl"}
+    assert {row.split("-")[0] for _, row in without} == {
+        *("fedprox", "fedper", "fedpergnn", "fedsage+", "fed")
+    }
+
+
 def test_a_row_may_differ_by_dataset() -> None:
     text = GOOD.replace('["cora"]', '["cora", "pubmed"]')
     text += "settings = { hidden = 8, lr = 0.1 }\ndataset-settings.pubmed = { hidden = 16 }\n"

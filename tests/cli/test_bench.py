@@ -36,7 +36,7 @@ def test_a_suite_shows_tables_and_leaves_a_resumable_folder(
     fedmend: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.toml").write_text(SUITE)
-    options = ("--out", "b", "--page", "results.md", "--workers", "1")
+    options = ("--out", "b", "--page", "results", "--workers", "1")
     done = fedmend("bench", "mine.toml", *options)
     # The second dataset cannot be made: told once, and the first is finished all the same.
     assert done.returncode == 1
@@ -48,7 +48,7 @@ def test_a_suite_shows_tables_and_leaves_a_resumable_folder(
     assert "logistic*" in done.stdout
     for name in ("bench.json", "table.md", "table.csv", "table.tex", "table.html"):
         assert (tmp_path / "b" / name).exists()
-    assert "## mine" in (tmp_path / "results.md").read_text()
+    assert "# mine" in (tmp_path / "results/mine.md").read_text()
     again = fedmend("bench", "mine.toml", "--out", "b", "--json")
     found = json.loads(again.stdout)
     assert len(found["tables"]) == 2
@@ -72,6 +72,18 @@ def test_a_part_of_a_suite(fedmend: Command, tmp_path: Path) -> None:
     assert json.loads(record.read_text())["settings"]["hidden"] == 4
 
 
+def test_other_seeds(fedmend: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(SUITE.replace(', "csbm:nodes=2,classes=2"', ""))
+    options = ("--seeds", "2", "--first-seed", "10", "--out", "b", "--page", "pages")
+    done = fedmend("bench", "mine.toml", *options, "--workers", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    (table,) = json.loads(done.stdout)["tables"]
+    assert table["lines"][0]["seeds"] == [10, 11]
+    assert len({*table["hashes"].values()}) == 2  # splits of their own
+    assert "2 seeds (10 to 11)" in (tmp_path / "pages/mine.md").read_text()
+    assert json.loads((tmp_path / "b/bench.json").read_text())["first_seed"] == 10
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -84,8 +96,8 @@ def test_a_part_of_a_suite(fedmend: Command, tmp_path: Path) -> None:
         (("quick", "--rows", ","), "no row of suite quick is named"),
         (("quick", "--rows", ""), "no row of suite quick is named"),
         (("quick", "--rows", "fedsage,fedsage"), "a row of suite quick is named twice"),
-        (("quick", "--page", "."), "is a folder: name a file"),
-        (("quick", "--page", "/dev/null/page.md"), "/dev/null is a file, not a folder"),
+        (("quick", "--page", "page.md"), "must be a folder: the suite's page in it is quick.md"),
+        (("quick", "--page", "/dev/null/pages"), "/dev/null is a file, not a folder"),
         (("quick", "--out", "/dev/null"), "/dev/null is a file"),
         (("quick", "--silos", "x"), "not a list of whole numbers"),
         (("quick", "--silos", "7"), "unknown number of silos"),
@@ -109,11 +121,12 @@ def test_a_finished_suite_is_not_replaced(fedmend: Command, tmp_path: Path) -> N
     (tmp_path / "mine.toml").write_text(first)
     assert fedmend("bench", "mine.toml", "--out", "b", "--workers", "1").returncode == 0
     before = {path: path.read_bytes() for path in (tmp_path / "b").rglob("*") if path.is_file()}
-    (tmp_path / "page.md").write_bytes(b"\xff\xfe")
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages/mine.md").write_bytes(b"\xff\xfe")
     (tmp_path / "mode.toml").write_text(f'evaluation = "nosuch"\n{first}')
     for arguments, said in (
         (("mine.toml", "--rounds", "3"), "holds a run of other settings"),
-        (("mine.toml", "--page", "page.md"), "page.md is not a text file"),
+        (("mine.toml", "--page", "pages"), "mine.md is not a text file"),
         (("mode.toml",), "unknown evaluation mode 'nosuch'"),
     ):
         done = fedmend("bench", *arguments, "--out", "b")
@@ -125,11 +138,11 @@ def test_a_finished_suite_is_not_replaced(fedmend: Command, tmp_path: Path) -> N
 
 def test_where_every_cell_fails_the_reason_is_told_once(fedmend: Command, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(SUITE.replace("silos = [3]", "silos = [1000]"))
-    done = fedmend("bench", "mine.toml", "--out", "b", "--page", "page.md")
+    done = fedmend("bench", "mine.toml", "--out", "b", "--page", "pages")
     assert done.returncode == 1
     assert done.stderr.count("is more than the graph has nodes") == 1
     assert "no cell succeeded" in done.stderr
-    assert not (tmp_path / "page.md").exists()
+    assert not (tmp_path / "pages").exists()
 
 
 def test_the_runs_of_another_suite_are_taken_over(fedmend: Command, tmp_path: Path) -> None:
@@ -148,19 +161,19 @@ def test_the_runs_of_another_suite_are_taken_over(fedmend: Command, tmp_path: Pa
 
 def test_a_suite_that_is_run_in_parts_is_one_section(fedmend: Command, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(SUITE.replace(', "csbm:nodes=2,classes=2"', ""))
-    page = ("--page", "page.md", "--workers", "1")
+    page = ("--page", "pages", "--workers", "1")
     for row in ("fedavg", "local"):
         done = fedmend("bench", "mine.toml", "--rows", row, "--out", row, *page)
         assert done.returncode == 0, done.stderr
-    text = (tmp_path / "page.md").read_text()
+    text = (tmp_path / "pages/mine.md").read_text()
     assert text.count("| fedavg |") == text.count("| local |") == 1
     # What is kept is enough for the whole table; nothing is run for it.
-    done = fedmend("bench", "mine.toml", "--out", "b", "--reuse", "page-figures", *page)
+    done = fedmend("bench", "mine.toml", "--out", "b", "--reuse", "pages", *page)
     assert done.returncode == 0, done.stderr
     assert not list((tmp_path / "b").rglob("record.json"))
-    assert (tmp_path / "page.md").read_text() == text
+    assert (tmp_path / "pages/mine.md").read_text() == text
     done = fedmend("bench", "mine.toml", "--rows", "local", "--rounds", "3", "--out", "c", *page)
     assert done.returncode == 2
-    assert "page-figures/mine.jsonl holds figures of other settings" in done.stderr
+    assert "pages/figures/mine.jsonl holds figures of other settings" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "c").exists()

@@ -59,7 +59,7 @@ RUNS: dict[str, Figures] = {
     name: typed(Figures, run)
     for name, run in {"b/seed-0": RUN, "b/seed-1": {**RUN, "seed": 1}, "a/seed-0": BASELINE}.items()
 }
-RESULTS = sorted((Path(__file__).parents[2] / "docs/results-figures").glob("*.jsonl"))
+RESULTS = sorted((Path(__file__).parents[2] / "docs/results/figures").glob("*.jsonl"))
 
 
 @pytest.fixture
@@ -98,6 +98,17 @@ def test_writing_again_what_was_read_changes_nothing(path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_what_really_ran_stays_with_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    figures.write(path, {**RUNS, "b/seed-0": replace(RUNS["b/seed-0"], ran="Made before lr.")})
+    assert path.read_text().count('"ran"') == 1
+    found = figures.read(path)
+    assert found["b/seed-0"].ran == "Made before lr."
+    assert found["b/seed-1"].ran == ""
+    figures.write(path, found)
+    assert figures.read(path) == found
+
+
 def test_what_runs_have_in_common_is_written_once(path: Path) -> None:
     assert path.read_text().count('"per_silo"') == 1
     assert path.read_text().count('"rounds":2') == 1
@@ -114,6 +125,7 @@ WRONG: dict[str, tuple[str, Any]] = {
     "measured": ("measured", {}),
     "settings": ("settings", []),
     "conditions": ("conditions", "x"),
+    "ran": ("ran", ["x"]),
     "data": ("data", {"per_silo": []}),
     "labels differ": (
         "data",

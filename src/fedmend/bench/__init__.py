@@ -78,6 +78,12 @@ class Suite:
     evaluation: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     dataset_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    first_seed: int = 0
+
+    @property
+    def seed_numbers(self) -> range:
+        """The seeds that are run."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     @property
     def unknown_methods(self) -> list[str]:
@@ -92,6 +98,7 @@ class Suite:
         silos: list[int] | None = None,
         rows: list[str] | None = None,
         seeds: int | None = None,
+        first_seed: int | None = None,
     ) -> Suite:
         """A part of the suite; a name it does not have is an error."""
         chosen = self
@@ -110,7 +117,9 @@ class Suite:
             base = self.base if self.base in rows else rows[0]
             kept = tuple(_within(by_label[label], rows) for label in rows)
             chosen = replace(chosen, rows=kept, base=base)
-        return chosen if seeds is None else replace(chosen, seeds=seeds)
+        if seeds is not None:
+            chosen = replace(chosen, seeds=seeds)
+        return chosen if first_seed is None else replace(chosen, first_seed=first_seed)
 
     def _check_choice(self, what: str, given: Iterable[str], known: Iterable[str]) -> None:
         """Refuse a choice of nothing, of the same twice, or of what the suite does not have."""

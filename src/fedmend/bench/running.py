@@ -113,7 +113,7 @@ class BenchPlan:
         return [
             self.cell(place, row, seed)
             for place in self.places
-            for seed in range(self.suite.seeds)
+            for seed in self.suite.seed_numbers
             for row in self.rows
         ]
 
@@ -121,7 +121,7 @@ class BenchPlan:
         """One table of what has finished."""
         given = []
         for row in self.rows:
-            names = [self.cell(place, row, seed).name for seed in range(self.suite.seeds)]
+            names = [self.cell(place, row, seed).name for seed in self.suite.seed_numbers]
             figure = published_figure(self.suite, row, place.dataset, place.silos)
             given.append(
                 Given(
@@ -163,6 +163,7 @@ def write_tables(plan: BenchPlan, blocks: list[Block], outcome: Outcome, out: Pa
             "about": suite.about,
             "paper": suite.paper,
             "seeds": suite.seeds,
+            "first_seed": suite.first_seed,
             "settings": {**suite.settings, **plan.settings},
             "tables": [block.as_dict() for block in blocks],
             "failures": outcome.failures,

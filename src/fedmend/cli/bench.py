@@ -31,6 +31,9 @@ def bench(
     ] = None,
     rows: Annotated[str | None, typer.Option("--rows", help="Only these rows.")] = None,
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Another number.")] = None,
+    first_seed: Annotated[
+        int | None, typer.Option("--first-seed", min=0, help="The first of them; 0 otherwise.")
+    ] = None,
     rounds: common.RoundsOption = None,
     set_: common.SetOption = None,
     config: common.ConfigOption = None,
@@ -42,7 +45,8 @@ def bench(
     checkpoint_every: common.CheckpointOption = 10,
     data_root: common.DataRootOption = None,
     page: Annotated[
-        Path | None, typer.Option("--page", help="A Markdown page to add the results to.")
+        Path | None,
+        typer.Option("--page", help="A folder of Markdown pages: one per suite, and an index."),
     ] = None,
     json: common.JsonOption = False,
 ) -> None:
@@ -64,6 +68,7 @@ def bench(
         silos=None if silos is None else _counts(silos),
         rows=None if rows is None else common.names(rows),
         seeds=seeds,
+        first_seed=first_seed,
     )
     folder = out or Path("runs") / f"bench-{chosen.name}"
     with common.spinner("preparing ..."):
@@ -79,7 +84,8 @@ def bench(
         cells = plan.cells()
         if page is not None:
             here = [row.label for row in every.rows if row.method not in every.unknown_methods]
-            whole = BenchPlan(every.only(rows=here, seeds=seeds), settings, data_root)
+            part = every.only(rows=here, seeds=seeds, first_seed=first_seed)
+            whole = BenchPlan(part, settings, data_root)
             check_page(page, whole, cells)
 
     def so_far(records: dict[str, Any]) -> RenderableType:

@@ -204,7 +204,7 @@ def markdown(blocks: Sequence[Block]) -> str:
     for block in blocks:
         heads, columns = _heads(block), _columns(block)
         rows = [[_texts(line)[i] for i in columns] for line in block.lines]
-        parts.append(f"### {block.title}\n\n{_capital(block.about)}.\n")
+        parts.append(f"## {block.title}\n\n{_capital(block.about)}.\n")
         parts += [f"**Warning:** {each}.\n" for each in block.warnings]
         parts += [*_pipe_table([heads[i] for i in columns], rows), ""]
     parts += [f"- {note}" for note in notes(blocks)]

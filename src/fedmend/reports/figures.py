@@ -3,6 +3,9 @@
 A run's folder has its weights and every round; a table needs a line of it. One JSON object stands
 in a line: first what many runs have in common (settings, a split's counts, machine and versions),
 then the runs by name, so that two versions of a file can be compared line by line.
+
+`ran` is a sentence beside a run whose settings do not say what ran: it was made before one of them
+was there, say. Pages show it; it goes when the run is made again.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ def _line(run: Figures) -> dict[str, Any]:
         "settings": plain(run.settings),
         "data": plain(run.data),
         "conditions": {"machine": measured.machine, "versions": plain(run.versions) or None},
+        **({"ran": run.ran} if run.ran else {}),
     }
 
 

@@ -48,6 +48,7 @@ from fedmend.privacy.account import Account
 from fedmend.privacy.ledger import Ledger
 from fedmend.runs import node_memory
 from fedmend.runs.node_memory import NodeMemory
+from fedmend.runs.renamed import of_today
 
 FORMAT = "fedmend run 2"
 _BEFORE = "fedmend run 1"
@@ -110,6 +111,7 @@ class Figures:
 
     content_hash: of the features and the edges between silos; with the split's, the data.
     pooled: all raw data was in one place.
+    ran: what really ran, where the settings do not say it; of kept figures only.
     """
 
     method: str
@@ -125,10 +127,14 @@ class Figures:
     bytes: Sent
     measured: Measured
     versions: Mapping[str, str] = field(default_factory=dict)
+    ran: str = ""
 
     def is_of(self, what: Mapping[str, Any]) -> bool:
         """Whether this is the run that `what` describes by some of these fields."""
-        return all(plain(getattr(self, key)) == plain(value) for key, value in what.items())
+        found = {key: getattr(self, key) for key in what}
+        if "settings" in what:
+            found["settings"] = of_today(self.settings, what["settings"])
+        return all(plain(found[key]) == plain(value) for key, value in what.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +202,8 @@ class Record(Figures):
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in its file."""
-        return {"format": FORMAT, **{key: plain(each) for key, each in vars(self).items()}}
+        known = {key: plain(each) for key, each in vars(self).items() if each or key != "ran"}
+        return {"format": FORMAT, **known}
 
     @property
     def silos(self) -> tuple[str, ...]:
