@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import HERE, Row
-from fedmend.evaluation.metrics import summarise
+from fedmend.evaluation.summary import summarise
 from fedmend.files import read_json, write_bytes
 
 Result = dict[str, Any]

@@ -14,7 +14,7 @@ import pytest
 
 from fedmend.bench import Suite, parse
 from fedmend.bench.running import BenchPlan, run_bench
-from fedmend.evaluation.metrics import Share
+from fedmend.evaluation.summary import Share
 from fedmend.reports import bench_formats
 from fedmend.reports.benches import Block
 from fedmend.runs.cells import Engine, Outcome, Telling

@@ -1101,7 +1101,7 @@ def test_a_ticket_is_performed_once(place: Place) -> None:
         {"state": "done", "reply": "text"},
         {"state": "done", "reply": b"junk"},
         {"state": 7},
-        {"state": "done", "reply": wire.encode(fedavg.Validation(1, 2)).data},
+        {"state": "done", "reply": wire.encode(fedavg.Validation(torch.tensor([1, 2]))).data},
     ],
 )
 def test_an_answer_that_is_none_stops_the_run_and_names_the_silo(

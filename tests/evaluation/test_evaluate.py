@@ -17,7 +17,7 @@ from fedmend.methods import METHODS
 from fedmend.models.backbones import ModelShape, build
 from fedmend.models.predictor import Predictor, model_with, predict
 from fedmend.runs.train import Result, train
-from tests.tiny import QUICK, rebuilt, reordered, same_weights, tiny_graph, tiny_partition
+from tests.tiny import QUICK, accepted, rebuilt, reordered, same_weights, tiny_graph, tiny_partition
 
 PARTITION = tiny_partition()
 SHAPE = ModelShape("sage", 6, 3, hidden=8, layers=2, heads=1, dropout=0.5)
@@ -189,7 +189,8 @@ def with_other_test_labels(partition: Partition) -> Partition:
 
 
 def run(method: str, partition: Partition, **options: Any) -> Result:
-    return train(method, partition, **{**QUICK, "rounds": 6, "lr": 0.1, **options})
+    settings = {**accepted(method, QUICK), "rounds": 6, "lr": 0.1, **options}
+    return train(method, partition, **settings)
 
 
 @pytest.mark.parametrize("method", METHODS)

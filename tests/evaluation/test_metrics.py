@@ -12,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
+from fedmend.errors import FederationError, UnknownNameError
 from fedmend.evaluation.metrics import (
+    METRICS,
     accuracy,
     counts_by_class,
     figures_of,
-    graph_information_gain,
     macro_f1,
-    recovered_share,
-    summarise,
+    metric,
 )
+from fedmend.evaluation.summary import graph_information_gain, recovered_share, summarise
 
 labels = st.integers(0, 6)
 
@@ -44,6 +45,64 @@ def test_counts_of_silos_add_up_to_the_figures_of_all(silos: list[list[tuple[int
         "accuracy": accuracy(everyone[0], everyone[1]),
         "macro_f1": macro_f1(everyone[0], everyone[1]),
     }
+
+
+def one_hot(found: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.one_hot(found, 7).float()
+
+
+@given(st.lists(st.lists(st.tuples(labels, labels), min_size=0, max_size=20), min_size=1))
+def test_statistics_of_silos_add_up_to_the_figures_of_all(
+    silos: list[list[tuple[int, int]]],
+) -> None:
+    pairs = [torch.tensor(each, dtype=torch.int64).reshape(-1, 2).T for each in silos]
+    everyone = torch.cat(pairs, dim=1)
+    for each in METRICS.values():
+        sent = {f"silo-{i}": each.statistic(one_hot(p[0]), p[1]) for i, p in enumerate(pairs)}
+        whole = each.statistic(one_hot(everyone[0]), everyone[1])
+        total = each.total(sent, 7)
+        assert torch.equal(total, whole)
+        assert each.nodes(total) == everyone.shape[1]
+        assert each.fits(total, 7)
+        assert 0.0 <= each.figure(total) <= 1.0
+        assert each.figure(torch.zeros_like(total)) == 0.0, "of no nodes at all"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        torch.tensor([-(2**60), 3]),
+        torch.tensor([4, 3]),
+        torch.tensor([1, 2**62]),
+        torch.tensor([1.0, 2.0]),
+        torch.tensor([1, 2, 3]),
+        torch.tensor(1),
+    ],
+)
+def test_counts_that_cannot_be_name_their_silo(sent: torch.Tensor) -> None:
+    good = torch.tensor([1, 3])
+    with pytest.raises(FederationError, match=r"silo-1 sent figures .* that cannot be"):
+        metric("accuracy").total({"silo-0": good, "silo-1": sent}, 3)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        torch.tensor([[2, 0], [1, 1], [1, 1]]),  # more right than there are
+        torch.tensor([[1, 0], [1, 1], [1, 0]]),  # more nodes than were classified
+        torch.tensor([[-1, 0], [1, 1], [1, 1]]),
+        torch.zeros(3, 3, dtype=torch.int64),
+        torch.zeros(3, 2),
+    ],
+)
+def test_counts_by_class_that_cannot_be(sent: torch.Tensor) -> None:
+    assert not metric("macro_f1").fits(sent, 2)
+    assert metric("macro_f1").fits(torch.tensor([[1, 0], [1, 1], [1, 1]]), 2)
+
+
+def test_an_unknown_metric_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'accuracy'"):
+        metric("acuracy")
 
 
 def test_extremes() -> None:

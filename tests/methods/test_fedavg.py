@@ -24,7 +24,7 @@ from fedmend.methods.fedavg import FedAvgSettings, Silo, Update, Weights
 from fedmend.models.backbones import build
 from fedmend.models.features import Features
 from fedmend.runs.train import POOLED, train
-from fedmend.training.rounds import importances, share_right
+from fedmend.training.rounds import importances
 from fedmend.training.streams import stream
 from tests.tiny import QUICK, same_weights, tiny_graph, tiny_partition
 
@@ -141,7 +141,7 @@ def test_weighting_is_a_plain_loop_over_the_silos(weighting: str) -> None:
 
 
 def update(nodes: int) -> Update:
-    return Update({}, nodes, 1.0, 0, 0)
+    return Update({}, nodes, 1.0, torch.zeros(2).long())
 
 
 def test_importances() -> None:
@@ -150,10 +150,15 @@ def test_importances() -> None:
     assert importances(updates, "equal") == {"a": 1.0, "b": 1.0}
 
 
-def test_share_right_is_over_all_nodes_not_over_silos() -> None:
-    assert share_right({"a": (1, 1), "b": (0, 3)}) == 0.25
-    assert share_right({"a": (0, 0)}) == 0.0
-    assert share_right({}) == 0.0
+def test_the_round_is_chosen_by_the_metric_that_is_set() -> None:
+    """And the history names it: macro-F1 here, over all silos' validation nodes together."""
+    result = train("fedavg", tiny_partition(), metric="macro_f1", **{**QUICK, "rounds": 6})
+    noted = {n: each["validation_macro_f1"] for n, each in result.history["training"].items()}
+    assert not any("validation_accuracy" in each for each in result.history["training"].values())
+    best = max(noted, key=lambda number: (noted[number], number))
+    assert result.history["training"][best]["selected"] == 1.0
+    kept = train("fedavg", tiny_partition(), metric="macro_f1", **{**QUICK, "rounds": max(best, 1)})
+    assert best == 0 or same_weights(kept.weights, result.weights)
 
 
 def test_result_is_the_round_that_validated_best() -> None:
@@ -177,8 +182,8 @@ def test_received_weights_are_what_is_validated() -> None:
     zeros = Weights({key: torch.zeros_like(value) for key, value in silo.local.weights().items()})
     reply = silo.train(zeros)
     first_class = int((GRAPH.y[GRAPH.val_mask] == 0).sum())
-    assert (reply.validation_right, reply.validation_nodes) == (first_class, 12)
-    assert silo.validate(zeros).right == first_class
+    assert reply.validation.tolist() == [first_class, 12]
+    assert silo.validate(zeros).validation.tolist() == [first_class, 12]
     assert reply.training_nodes == 36
 
 

@@ -456,7 +456,7 @@ def test_validation_follows_what_prediction_does() -> None:
     assert predictor is not None
     found = predictor.predict(graph).argmax(1)
     right = int((found == graph.y)[graph.val_mask].sum())
-    assert silo.validate(fedavg.Weights(weights)).right == right
+    assert int(silo.validate(fedavg.Weights(weights)).validation[0]) == right
 
 
 def test_joint_generator_learns_on_with_the_shared_classifier() -> None:

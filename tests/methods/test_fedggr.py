@@ -465,7 +465,7 @@ def test_the_servers_dropout_is_for_training_alone() -> None:
     zero = GlobalRows(start.weights, torch.zeros_like(start.rows), NONE)
     without = one_silo(FedGGRSettings(**SMALL))[0].train_split(zero)
     update = silo.train_split(both)
-    assert update.validation_right == plain.validation_right
+    assert torch.equal(update.validation, plain.validation)
     assert update.loss == without.loss != plain.loss
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedmend.evaluation.metrics import Summary, recovered_share, summarise
+from fedmend.evaluation.summary import Summary, recovered_share, summarise
 from fedmend.reports.comparing import Paired, against_published, holm, paired, recovered
 from fedmend.runs.record import Figures
 from tests.tiny import some_figures

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from fedmend.data.partition import PartitionStatistics, SiloStatistics
-from fedmend.evaluation.metrics import Share, Summary
+from fedmend.evaluation.summary import Share, Summary
 from fedmend.reports import bench_formats, studies, tables
 from fedmend.reports.benches import Block, Line
 from fedmend.reports.comparing import AgainstPublished, Paired

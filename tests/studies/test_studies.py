@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedmend.errors import SettingsError, UnknownNameError
-from fedmend.evaluation.metrics import summarise
+from fedmend.evaluation.summary import summarise
 from fedmend.methods import METHODS
 from fedmend.reports import studies as reports
 from fedmend.runs.cells import Engine, Outcome, Telling, known_settings, run_cells

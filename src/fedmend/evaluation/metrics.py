@@ -1,13 +1,154 @@
-"""Accuracy, macro-F1 and what several seeds say together."""
+"""Metrics: an additive statistic that silos can send and sum up, and the figure made of it.
+
+A metric is one class. Statistics of several silos add up to the statistic of all their nodes, which
+figures do not. What silos say together and what several seeds say is in `evaluation.summary`.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from fedmend.errors import FederationError, UnknownNameError
+
+MOST_NODES = 2**53
+"""More nodes than a silo can have: counts up to here add up exactly, in any type."""
+
+
+class Metric(ABC):
+    """One figure of how well classes are predicted.
+
+    name: in settings and records; title: in tables. sign: 1 where more is better, else -1.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    sign: ClassVar[int] = 1
+
+    @abstractmethod
+    def statistic(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """What adds up over nodes: a tensor whose shape depends on the number of classes alone.
+
+        scores: a row per node, a column per class: logits, or logarithms of probabilities.
+        """
+
+    @abstractmethod
+    def figure(self, statistic: Tensor) -> float:
+        """The figure of a sum of statistics; 0 of no nodes at all."""
+
+    @abstractmethod
+    def fits(self, statistic: Tensor, classes: int) -> bool:
+        """Whether this can be the statistic of any nodes: a silo is hostile until checked."""
+
+    @abstractmethod
+    def nodes(self, statistic: Tensor) -> int:
+        """How many nodes a statistic is of."""
+
+    def better(self, figure: float) -> float:
+        """The figure, or its negative, so that more is better."""
+        return self.sign * figure
+
+    def total(self, statistics: Mapping[str, Tensor], classes: int) -> Tensor:
+        """The sum of what silos sent, each checked; an error names the silo that sent nonsense."""
+        for silo, each in statistics.items():
+            if not self.fits(each, classes):
+                raise FederationError(
+                    f"{silo} sent figures of its validation or test nodes ({self.title}) that "
+                    "cannot be: counts must be whole, not negative, and none larger than its whole"
+                )
+        return torch.stack(list(statistics.values())).sum(0)
+
+
+class Accuracy(Metric):
+    """Share of nodes whose class was found; the statistic is how many were, and how many are."""
+
+    name = "accuracy"
+    title = "accuracy"
+
+    def statistic(self, scores: Tensor, targets: Tensor) -> Tensor:
+        right = (scores.argmax(1) == targets).sum() if len(targets) else torch.tensor(0)
+        return torch.tensor([int(right), len(targets)])
+
+    def figure(self, statistic: Tensor) -> float:
+        right, nodes = statistic.tolist()
+        return float(right / nodes) if nodes else 0.0
+
+    def fits(self, statistic: Tensor, classes: int) -> bool:  # noqa: ARG002  # the same for all
+        if statistic.shape != (2,) or statistic.dtype != torch.int64:
+            return False
+        right, nodes = statistic.tolist()
+        return bool(0 <= right <= nodes <= MOST_NODES)
+
+    def nodes(self, statistic: Tensor) -> int:
+        return int(statistic[1])
+
+
+class MacroF1(Metric):
+    """Mean over classes of 2 TP / (2 TP + FP + FN), over the classes that occur in either.
+
+    The statistic: how many nodes of each class were found, are there, and were said to be.
+    """
+
+    name = "macro_f1"
+    title = "macro-F1"
+
+    def statistic(self, scores: Tensor, targets: Tensor) -> Tensor:
+        found = scores.argmax(1) if len(targets) else targets
+        counted = (targets[found == targets], targets, found)
+        classes = scores.shape[1]
+        return torch.stack([torch.bincount(each.cpu(), minlength=classes) for each in counted])
+
+    def figure(self, statistic: Tensor) -> float:
+        right, true, found = statistic
+        sizes = true + found
+        occurs = sizes > 0
+        if not bool(occurs.any()):
+            return 0.0
+        return float((2.0 * right[occurs].double() / sizes[occurs]).mean())
+
+    def fits(self, statistic: Tensor, classes: int) -> bool:
+        if statistic.shape != (3, classes) or statistic.dtype != torch.int64:
+            return False
+        if bool((statistic < 0).any()) or bool((statistic > MOST_NODES).any()):
+            return False
+        right, true, found = statistic
+        return bool((right <= torch.minimum(true, found)).all()) and sum(true.tolist()) == sum(
+            found.tolist()
+        )
+
+    def nodes(self, statistic: Tensor) -> int:
+        return int(statistic[1].sum())
+
+
+METRICS: dict[str, Metric] = {each.name: each for each in (Accuracy(), MacroF1())}
+"""Every metric by its name; a run's result has all of them."""
+
+
+def metric(name: str) -> Metric:
+    """The metric of this name; an error with the nearest one if there is none."""
+    if name not in METRICS:
+        raise UnknownNameError("metric", name, METRICS)
+    return METRICS[name]
+
+
+def statistics(scores: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """The statistic of every metric."""
+    return {name: each.statistic(scores, targets) for name, each in METRICS.items()}
+
+
+def figures(found: Mapping[str, Tensor]) -> dict[str, float]:
+    """The figures of statistics by metric."""
+    return {name: METRICS[name].figure(each) for name, each in found.items()}
+
+
+def mean_figures(every: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The unweighted mean of each figure, over silos or models; at least one."""
+    given = list(every)
+    return {name: sum(each[name] for each in given) / len(given) for name in given[0]}
 
 
 def accuracy(found: Tensor, true: Tensor) -> float:
@@ -40,87 +181,3 @@ def figures_of(counts: Tensor) -> dict[str, float]:
         "accuracy": int(right.sum()) / int(true.sum()),
         "macro_f1": float((2.0 * right[occurs].double() / sizes[occurs]).mean()),
     }
-
-
-def graph_information_gain(accuracy: float, local_mlp: float, whole_graph: float) -> float:
-    """HiFGL's Graph Information Gain: how far from Local-MLP (0) to Global (1) a method gets.
-
-    Below 0 it does worse than without any edge, above 1 better than with all of them. Not a number
-    where the two ends are the same.
-    """
-    span = whole_graph - local_mlp
-    return (accuracy - local_mlp) / span if span else math.nan
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A figure over several seeds: mean, standard deviation, half-width of the 95% interval."""
-
-    mean: float
-    std: float
-    interval: float
-    count: int
-
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
-
-
-def summarise(values: Sequence[float]) -> Summary:
-    """Mean, sample standard deviation and Student's 95% interval; both 0 for a single value."""
-    count = len(values)
-    mean = math.fsum(values) / count
-    if count == 1:
-        return Summary(mean, 0.0, 0.0, 1)
-    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
-    return Summary(mean, std, student_quantile(count - 1) * std / math.sqrt(count), count)
-
-
-def student_quantile(freedom: float) -> float:
-    """How many standard errors reach to either end of a 95% interval (Student's t)."""
-    # scipy.stats has it too, and takes more than a second to import.
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, 0.975))
-
-
-def student_p(statistic: float, freedom: float) -> float:
-    """The probability of a t at least as far from zero, on either side."""
-    from scipy.special import stdtr
-
-    return 2.0 * float(stdtr(freedom, -abs(statistic)))
-
-
-@dataclass(frozen=True)
-class Share:
-    """A ratio of two mean differences over the same seeds, and its 95% interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-def recovered_share(
-    method: Sequence[float], base: Sequence[float], ceiling: Sequence[float]
-) -> Share | None:
-    """(method - base) / (ceiling - base), of figures paired by seed.
-
-    The interval is Fieller's, for the ratio of two means of paired values. None where the interval
-    of ceiling - base contains zero: there is nothing to recover that these seeds could tell.
-    """
-    count = len(base)
-    if count < 2:
-        return None
-    won = [one - other for one, other in zip(method, base, strict=True)]
-    lost = [one - other for one, other in zip(ceiling, base, strict=True)]
-    a, b = math.fsum(won) / count, math.fsum(lost) / count
-    scale = (count - 1) * count  # variances of means
-    vaa = math.fsum((x - a) ** 2 for x in won) / scale
-    vbb = math.fsum((y - b) ** 2 for y in lost) / scale
-    vab = math.fsum((x - a) * (y - b) for x, y in zip(won, lost, strict=True)) / scale
-    quantile = student_quantile(count - 1) ** 2
-    room = b * b - quantile * vbb
-    if room <= 0.0:
-        return None
-    middle = a * b - quantile * vab
-    root = math.sqrt(max(middle * middle - room * (a * a - quantile * vaa), 0.0))
-    return Share(a / b, (middle - root) / room, (middle + root) / room)

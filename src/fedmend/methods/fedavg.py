@@ -54,8 +54,7 @@ class Weights:
 class Validation:
     """How the weights a silo received do on its own validation nodes."""
 
-    right: Annotated[int, Kind.METRICS]
-    nodes: Annotated[int, Kind.COUNTS]
+    validation: Annotated[Tensor, Kind.METRICS]
 
 
 @message("fedavg.Update")
@@ -65,8 +64,7 @@ class Update:
     weights: Annotated[dict[str, Tensor], Kind.WEIGHTS]
     training_nodes: Annotated[int, Kind.COUNTS]
     loss: Annotated[float, Kind.METRICS]
-    validation_right: Annotated[int, Kind.METRICS]
-    validation_nodes: Annotated[int, Kind.COUNTS]
+    validation: Annotated[Tensor, Kind.METRICS]
 
 
 class Silo(SiloBase):
@@ -81,11 +79,11 @@ class Silo(SiloBase):
         checked = self.validate(received)
         loss = self.local.train(self.adjust(received.weights))
         sent = self.local.weights()
-        return Update(sent, len(self.local.train_nodes), loss, checked.right, checked.nodes)
+        return Update(sent, len(self.local.train_nodes), loss, checked.validation)
 
     def validate(self, received: Weights) -> Validation:
         self.local.load(received.weights)
-        return Validation(*self.local.validate())
+        return Validation(self.local.validate())
 
     def adjust(self, received: Mapping[str, Tensor]) -> AdjustGradients | None:  # noqa: ARG002
         """What is done to the gradients before a step: nothing, in FedAvg."""
@@ -119,12 +117,10 @@ def average_rounds(silos: Federation[S], settings: FedAvgSettings, state: Traini
     train_rounds(silos, settings, state, one_round, lambda: test(silos, settings, state))
 
 
-def test(
-    silos: Federation[S], settings: FedAvgSettings, state: Training
-) -> dict[str, tuple[int, int]]:
+def test(silos: Federation[S], settings: FedAvgSettings, state: Training) -> dict[str, Tensor]:
     """How the shared weights do on the silos' validation nodes, after the last round."""
     finals = silos.ask(Silo.validate, Weights(state.weights)).enough(settings.min_silos)
-    return {name: (each.right, each.nodes) for name, each in finals.items()}
+    return validated(finals)
 
 
 def initial_weights(silos: Federation[S], settings: FedAvgSettings) -> dict[str, Tensor]:

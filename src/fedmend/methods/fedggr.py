@@ -175,8 +175,7 @@ class SplitUpdate:
     nodes: Annotated[int, Kind.COUNTS]
     training_nodes: Annotated[int, Kind.COUNTS]
     loss: Annotated[float, Kind.METRICS]
-    validation_right: Annotated[int, Kind.METRICS]
-    validation_nodes: Annotated[int, Kind.COUNTS]
+    validation: Annotated[Tensor, Kind.METRICS]
 
 
 # The silo's side
@@ -194,7 +193,7 @@ class Silo(fedavg.Silo):
         self.local = SplitTraining(name, graph, shape, settings, seed)
         if settings.aggregation == "fedper":
             self.local.load(first_weights(shape, seed))
-        self.best = OwnBest()
+        self.best = OwnBest(settings.metric)
         self.best_rows: Tensor | None = None
         self.autoencoder: AutoencoderTraining | None = None
         self._noise = HidingNoise(seed, name, "privacy noise")
@@ -243,18 +242,17 @@ class Silo(fedavg.Silo):
             self.graph.num_nodes,
             len(local.train_nodes),
             loss,
-            checked.right,
-            checked.nodes,
+            checked.validation,
         )
 
     def validate_split(self, received: GlobalRows) -> Validation:
         """How the received weights and rows do on the silo's validation nodes."""
         self._take(received)
-        right, nodes = self.local.validate()
+        found = self.local.validate()
         personal = self.settings.aggregation == "fedper"
-        if personal and self.best.offer(self.local.weights(), right, nodes):
+        if personal and self.best.offer(self.local.weights(), found):
             self.best_rows = self.local.rows
-        return Validation(right, nodes)
+        return Validation(found)
 
     def keep(self, received: GlobalRows) -> Nothing:
         """The result: the weights and rows of the best round."""
@@ -440,11 +438,11 @@ def split_rounds(silos: Federation[Silo], settings: FedGGRSettings, memory: Memo
             learner.learn({name: update.gradient for name, update in updates.items()})
         return Round(weights, validated(updates), mean_loss(updates))
 
-    def validate() -> dict[str, tuple[int, int]]:
+    def validate() -> dict[str, Tensor]:
         make_rows(memory.done + 1)
         messages = _rows_for(silos, settings, memory.weights, rows)
         finals = silos.ask_each(Silo.validate_split, messages).enough(settings.min_silos)
-        return {name: (each.right, each.nodes) for name, each in finals.items()}
+        return validated(finals)
 
     def keep_rows() -> None:
         memory.best_rows, memory.best_neighbours = dict(rows), memory.neighbours

@@ -39,7 +39,7 @@ class Silo(fedavg.Silo):
     def __init__(self, name: str, graph: Graph, settings: FedPerSettings, seed: int) -> None:
         super().__init__(name, graph, settings, seed)
         self.local.load(first_weights(self.local.model.shape, seed))
-        self.best = OwnBest()
+        self.best = OwnBest(settings.metric)
 
     def train(self, received: Weights) -> Update:
         update = super().train(received)
@@ -47,7 +47,7 @@ class Silo(fedavg.Silo):
 
     def validate(self, received: Weights) -> Validation:
         found = super().validate(received)
-        self.best.offer(self.local.weights(), found.right, found.nodes)
+        self.best.offer(self.local.weights(), found.validation)
         return found
 
     def own_weights(self) -> dict[str, Tensor]:

@@ -59,7 +59,6 @@ from fedmend.training.settings import (
     ModelSettings,
     PatienceSettings,
     QuorumSettings,
-    RoundSettings,
     StepSettings,
     WeightingSettings,
 )
@@ -80,7 +79,6 @@ _BY_SILOS = {"training": ("fedavg", "fedprox", "fedper")}
 class HiFGLSettings(
     ModelSettings,
     StepSettings,
-    RoundSettings,
     PatienceSettings,
     QuorumSettings,
     WeightingSettings,
@@ -118,8 +116,7 @@ class Gradients:
     gradients: Annotated[dict[str, Tensor], Kind.GRADIENTS]
     loss: Annotated[float, Kind.METRICS]
     training_nodes: Annotated[int, Kind.COUNTS]
-    validation_right: Annotated[int, Kind.METRICS]
-    validation_nodes: Annotated[int, Kind.COUNTS]
+    validation: Annotated[Tensor, Kind.METRICS]
 
 
 @message("hifgl.Update")
@@ -129,16 +126,14 @@ class Update:
     weights: Annotated[dict[str, Tensor], Kind.WEIGHTS]
     loss: Annotated[float, Kind.METRICS]
     training_nodes: Annotated[int, Kind.COUNTS]
-    validation_right: Annotated[int, Kind.METRICS]
-    validation_nodes: Annotated[int, Kind.COUNTS]
+    validation: Annotated[Tensor, Kind.METRICS]
 
 
 @message("hifgl.Validation")
 class Validation:
     """How a silo's validation nodes do (level: silo to server)."""
 
-    right: Annotated[int, Kind.METRICS]
-    nodes: Annotated[int, Kind.COUNTS]
+    validation: Annotated[Tensor, Kind.METRICS]
 
 
 class Silo(Participant):
@@ -152,7 +147,7 @@ class Silo(Participant):
         super().__init__(name, graph, settings, seed, border=border, shared=settings.shared)
         self._optimizer = self._new_optimizer()
         self._received = SharedModel({}, 0)
-        self.best = OwnBest()
+        self.best = OwnBest(settings.metric)
 
     def _new_optimizer(self) -> Optimizer:
         s = self.settings
@@ -166,14 +161,13 @@ class Silo(Participant):
 
     def give_gradients(self, incoming: Incoming) -> Gradients:
         """The end of a pass: this silo's gradients of the summed loss."""
-        gradients, loss, right = self.end_of_pass(incoming)
-        training, validation = len(self.devices.train_nodes), len(self.devices.val_nodes)
-        return Gradients(gradients, loss, training, right, validation)
+        gradients, loss, validation = self.end_of_pass(incoming)
+        return Gradients(gradients, loss, len(self.devices.train_nodes), validation)
 
     def take_step(self, incoming: Incoming) -> Update:
         """The end of a pass: a step of this silo's own optimiser."""
-        gradients, loss, right = self.end_of_pass(incoming)
-        training, validation = len(self.devices.train_nodes), len(self.devices.val_nodes)
+        gradients, loss, validation = self.end_of_pass(incoming)
+        training = len(self.devices.train_nodes)
         s, model = self.settings, self._network.model
         # So that the server's average of plain steps is a step along the whole gradient.
         times = self._silos / self._received.training_nodes
@@ -183,20 +177,20 @@ class Silo(Participant):
             parameter.grad = gradients[key] * times
         if s.training == "fedprox":
             Pull(self._received.weights, s.mu)(model)
-        self._offer(right)
+        self._offer(validation)
         self._optimizer.step()
-        return Update(chosen(self._weights(), s.shared), loss, training, right, validation)
+        return Update(chosen(self._weights(), s.shared), loss, training, validation)
 
     def validate(self, incoming: Incoming) -> Validation:
         """The end of a pass without learning: how validation nodes do."""
-        right = self.judge(incoming)
-        self._offer(right)
-        return Validation(right, len(self.devices.val_nodes))
+        validation = self.judge(incoming)
+        self._offer(validation)
+        return Validation(validation)
 
-    def _offer(self, right: int) -> None:
+    def _offer(self, validation: Tensor) -> None:
         """With personal layers: consider the weights that these validation nodes were judged by."""
         if self.settings.training == "fedper":
-            self.best.offer(self._weights(), right, len(self.devices.val_nodes))
+            self.best.offer(self._weights(), validation)
 
     def recall(self, _: Nothing) -> Nothing:
         """Go back to the model that did best on this silo's own validation nodes."""
@@ -240,7 +234,7 @@ def server(silos: Federation[Silo], settings: HiFGLSettings) -> dict[str, Tensor
             silos.note(0, **{f"below_minimum_{k}": v for k, v in state.below_minimum.items()})
         return passes.repeat_until_complete(lambda: train(passes, settings, state))
 
-    def validate(weights: dict[str, Tensor]) -> dict[str, tuple[int, int]]:
+    def validate(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         return passes.repeat_until_complete(lambda: judged(passes, weights))
 
     train_rounds(silos, settings, state, one_round, lambda: validate(state.weights))
@@ -256,16 +250,16 @@ def server(silos: Federation[Silo], settings: HiFGLSettings) -> dict[str, Tensor
     return state.best
 
 
-def judged(passes: Passes[Silo], weights: dict[str, Tensor]) -> dict[str, tuple[int, int]]:
+def judged(passes: Passes[Silo], weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Validation nodes classified right with these weights, and how many there are."""
     passes.gather(weights)
     replies = passes.across(Silo.validate, training=False)
-    return {name: (reply.right, reply.nodes) for name, reply in replies.items()}
+    return validated(replies)
 
 
 def judged_apart(
     passes: Passes[Silo], s: HiFGLSettings, weights: dict[str, Tensor]
-) -> dict[str, tuple[int, int]]:
+) -> dict[str, Tensor]:
     """With dropout, as the pass that trains is then no test of weights; else only who is there."""
     if s.dropout:
         return judged(passes, weights)

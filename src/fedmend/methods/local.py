@@ -12,12 +12,13 @@ from typing import Annotated, TypeVar
 
 from torch import Tensor
 
+from fedmend.evaluation.metrics import metric
 from fedmend.federation import Federation, Nothing, Schema, SiloBase, message
 from fedmend.graph import Graph
 from fedmend.privacy.ledger import Kind
 from fedmend.training.local import LocalTraining
 from fedmend.training.personal import first_weights
-from fedmend.training.rounds import share_right
+from fedmend.training.rounds import validated
 from fedmend.training.selection import OwnBest
 from fedmend.training.settings import QuorumSettings, TrainingSettings
 from fedmend.training.state import Part
@@ -33,8 +34,7 @@ class Progress:
     """How a silo's own training goes: for the display, not for the method."""
 
     loss: Annotated[float, Kind.METRICS]
-    validation_right: Annotated[int, Kind.METRICS]
-    validation_nodes: Annotated[int, Kind.COUNTS]
+    validation: Annotated[Tensor, Kind.METRICS]
 
 
 class Silo(SiloBase):
@@ -45,13 +45,13 @@ class Silo(SiloBase):
         shape = settings.shape(Schema(graph.num_features, graph.label_names))
         self.local = LocalTraining(name, graph, shape, settings, seed)
         self.local.load(first_weights(shape, seed))
-        self.best = OwnBest()
+        self.best = OwnBest(settings.metric)
 
     def train(self, _: Nothing) -> Progress:
         loss = self.local.train()
-        right, nodes = self.local.validate()
-        self.best.offer(self.local.weights(), right, nodes)
-        return Progress(loss, right, nodes)
+        validation = self.local.validate()
+        self.best.offer(self.local.weights(), validation)
+        return Progress(loss, validation)
 
     def own_weights(self) -> dict[str, Tensor]:
         return self.best.weights
@@ -75,11 +75,9 @@ def server(silos: Federation[Silo], settings: LocalSettings) -> None:
 
 def train_rounds(silos: Federation[S], settings: LocalSettings) -> None:
     """Every silo trains its own model, round by round."""
+    chosen = metric(settings.metric)
     for number in silos.rounds(settings.rounds, Nowhere()):
         replies = silos.ask(Silo.train, Nothing()).enough(settings.min_silos)
-        found = {name: (r.validation_right, r.validation_nodes) for name, r in replies.items()}
-        silos.note(
-            number,
-            training_loss=sum(reply.loss for reply in replies.values()) / len(replies),
-            validation_accuracy=share_right(found),
-        )
+        loss = sum(reply.loss for reply in replies.values()) / len(replies)
+        found = chosen.figure(chosen.total(validated(replies), silos.schema.num_classes))
+        silos.note(number, **{"training_loss": loss, f"validation_{chosen.name}": found})

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Group
 from rich.text import Text
 
-from fedmend.evaluation.metrics import Share, Summary
+from fedmend.evaluation.summary import Share, Summary
 from fedmend.reports.benches import Block, Line
 from fedmend.reports.layouts import FirstThatFits, across_or_below
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from fedmend.evaluation.metrics import Share, Summary
+from fedmend.evaluation.summary import Share, Summary
 from fedmend.reports import guards
 from fedmend.reports.comparing import (
     AgainstPublished,

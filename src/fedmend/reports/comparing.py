@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedmend.evaluation.metrics import (
+from fedmend.evaluation.summary import (
     Share,
     Summary,
     recovered_share,

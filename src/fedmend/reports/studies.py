@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from fedmend.evaluation.metrics import Summary
+from fedmend.evaluation.summary import Summary
 from fedmend.files import replacing
 from fedmend.reports.comparing import paired
 from fedmend.reports.layouts import across_or_below

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedmend.evaluation.metrics import Summary, summarise
+from fedmend.evaluation.summary import Summary, summarise
 from fedmend.runs.record import Figures
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.text import Text
 
 from fedmend.data.partition import PartitionStatistics
-from fedmend.evaluation.metrics import Summary
+from fedmend.evaluation.summary import Summary
 from fedmend.reports.layouts import (
     FirstThatFits,
     across_or_below,

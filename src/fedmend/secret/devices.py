@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedmend.data.border import Border
+from fedmend.evaluation.metrics import metric
 from fedmend.federation import message
 from fedmend.graph import Graph, csr_tensor, is_sparse, scipy_csr
 from fedmend.models.backbones import ModelShape, build
@@ -68,7 +69,7 @@ class DeviceReport:
     """Loss and validation of a device (level: device to silo)."""
 
     loss: Annotated[float, Kind.METRICS]
-    right: Annotated[int, Kind.METRICS]
+    validation: Annotated[Tensor, Kind.METRICS]
 
 
 # The devices
@@ -88,7 +89,7 @@ class Devices(Composed):
         seed: int,
     ) -> None:
         """`shared`: which weights all silos share; the others, no source may apply."""
-        self._graph = graph
+        self._graph, self._metric = graph, metric(settings.metric)
         self.count = graph.num_nodes
         number, hidden, seen = _edges(name, graph, border, settings.setting == "devices")
         self._seen_count = torch.from_numpy(np.bincount(seen[0], minlength=self.count))
@@ -194,14 +195,14 @@ class Devices(Composed):
         """Target side of a layer."""
         self.network.hear(heard, self._scale)
 
-    def judge(self) -> tuple[float, int]:
-        """After the last layer: the summed loss of training nodes, validation nodes right."""
+    def judge(self) -> tuple[float, Tensor]:
+        """After the last layer: training nodes' summed loss, validation nodes' statistic."""
         labels, scores = self._graph.y, self.network.result.detach()
-        right = int((scores[self.val_nodes].argmax(1) == labels[self.val_nodes]).sum())
+        found = self._metric.statistic(scores[self.val_nodes], labels[self.val_nodes])
         if self.network.training:
-            return self.network.loss(self.train_nodes, labels), right
+            return self.network.loss(self.train_nodes, labels), found
         self.probabilities = torch.softmax(scores, 1)
-        return 0.0, right
+        return 0.0, found
 
     # Saving: everything but keys and masks, which are new after a restart
 

@@ -102,7 +102,7 @@ class Participant(SiloBase):
         self._ledger = Ledger() if settings.setting == "devices" else None
         self._label = ""
         self._silos = 1
-        self._judged = (0.0, 0)
+        self._judged = (0.0, torch.zeros(0))
         self._to_itself = b""
 
     # Greeting, agreement and the input layer
@@ -215,8 +215,8 @@ class Participant(SiloBase):
         label = f"{self._label} back {self._network.depth}"
         return self._messages.speak(BACKWARD, self._network.say_gradients(), label)
 
-    def end_of_pass(self, incoming: Incoming) -> tuple[dict[str, Tensor], float, int]:
-        """The silo's gradients of the summed loss, the loss, and validation nodes right."""
+    def end_of_pass(self, incoming: Incoming) -> tuple[dict[str, Tensor], float, Tensor]:
+        """Gradients of the silo's summed loss, the loss, and its validation nodes' statistic."""
         if self.settings.layers > 1:
             stage = LAST if self._network.depth == self.settings.layers else BACKWARD
             self._network.hear_gradients(self._decoded(stage, incoming, self._network.width))
@@ -224,16 +224,16 @@ class Participant(SiloBase):
             self._judged = self.devices.judge()
         gradients = self._network.gradients()
         self._inside("up", DeviceGradients(gradients), self.devices.count)
-        loss, right = self._judged
-        self._inside("up", DeviceReport(loss, right), self.devices.count)
+        loss, validation = self._judged
+        self._inside("up", DeviceReport(loss, validation), self.devices.count)
         if not math.isfinite(loss):
             raise FederationError(
                 f"{self.name}: training diverged, the loss is {loss}; try a smaller lr"
             )
-        return gradients, loss, right
+        return gradients, loss, validation
 
-    def judge(self, incoming: Incoming) -> int:
-        """The end of a pass without learning: validation nodes right."""
+    def judge(self, incoming: Incoming) -> Tensor:
+        """The end of a pass without learning: the statistic of validation nodes."""
         if self.settings.layers > 1:
             self.devices.hear(self._decoded(FORWARD, incoming, self._network.width))
         return self.devices.judge()[1]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fedmend import config
 from fedmend.secret.session import ROUTINGS, Noise, Secrecy
+from fedmend.training.settings import RoundSettings
 
 SETTINGS = {
     "silos": "a silo sees its own nodes' data; only messages between silos are secret",
@@ -16,7 +17,7 @@ _NOISY = {"below_minimum": ("noise",)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecretSettings:
+class SecretSettings(RoundSettings):
     """What is hidden from whom, and what a node may hear the sum of."""
 
     setting: str = config.setting(

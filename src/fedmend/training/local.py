@@ -24,6 +24,7 @@ from fedmend.data.sampling import (
     whole_graph_hop,
 )
 from fedmend.errors import DataError, FederationError, SettingsError
+from fedmend.evaluation.metrics import metric
 from fedmend.graph import Graph, select_rows
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.features import Features, in_quicker_form
@@ -79,6 +80,7 @@ class LocalTraining(Composed):
         self._dropout = stream(seed, name, purpose + "dropout")
         self._draw = drawing(graph, settings.fan_out, self._neighbours)
         self._full_batch = self._hops_for(self.train_nodes) if self._static else None
+        self._metric = metric(settings.metric)
         self._val_nodes = torch.nonzero(graph.val_mask)[:, 0]
         self._val_labels = self._labels[self._val_nodes.to(self.device)]
         self._val_hops = self._validation_hops() if len(self._val_nodes) else None
@@ -249,10 +251,11 @@ class LocalTraining(Composed):
 
     # Validation
 
-    def validate(self) -> tuple[int, int]:
-        """Validation nodes classified right on the silo's own graph, and how many there are."""
+    def validate(self) -> Tensor:
+        """The statistic of the silo's validation nodes, on its own graph (`evaluation.metrics`)."""
         if self._val_hops is None:
-            return 0, 0
+            nobody = torch.empty(0, self.model.shape.outputs)
+            return self._metric.statistic(nobody, self._val_labels)
         if self._by_hand is not None and not self._mends:
             scores = self._by_hand.scores(self._val_hops[-1])
         elif self._static and self.model.shape.dropout == 0.0 and not self._mends:
@@ -263,8 +266,7 @@ class LocalTraining(Composed):
             self.model.eval()
             with torch.no_grad():
                 scores = self._predict(self._val_hops)
-        right = scores.argmax(1) == self._val_labels
-        return int(right.sum()), len(self._val_nodes)
+        return self._metric.statistic(scores, self._val_labels)
 
     def _predict(self, hops: Sequence[Hop]) -> Tensor:
         """Scores in validation, from everybody's features."""

@@ -12,24 +12,22 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from fedmend.evaluation.metrics import metric
 from fedmend.federation import Federation
 from fedmend.training.selection import Training
 
 NOT_TOLD = -1.0
 """In place of a loss that noise is to hide; no cross-entropy is negative."""
 
-Validated = Mapping[str, tuple[int, int]]
-"""By silo: validation nodes classified right, and how many there are."""
+Validated = Mapping[str, Tensor]
+"""By silo: the statistic of its validation nodes (`evaluation.metrics`)."""
 
 
 class Tested(Protocol):
     """What a silo says of the weights it received, whatever else its message carries."""
 
     @property
-    def validation_right(self) -> int: ...
-
-    @property
-    def validation_nodes(self) -> int: ...
+    def validation(self) -> Tensor: ...
 
 
 class Trained(Protocol):
@@ -69,12 +67,14 @@ def train_rounds(
     on_best: called while what belongs to the best weights so far is at hand.
     """
 
+    chosen = metric(settings.metric)
+
     def offer(number: int, validation: Validated) -> None:
-        accuracy = share_right(validation)
-        state.offer(number, state.weights, accuracy)
+        figure = chosen.figure(chosen.total(validation, silos.schema.num_classes))
+        state.offer(number, state.weights, chosen.better(figure))
         if state.best_round == number:
             on_best()
-        silos.note(number, validation_accuracy=accuracy)
+        silos.note(number, **{f"validation_{chosen.name}": figure})
 
     for number in silos.rounds(settings.rounds, state):
         found = one_round(number)
@@ -87,15 +87,9 @@ def train_rounds(
     offer(state.done, validate())
 
 
-def validated(replies: Mapping[str, Tested]) -> dict[str, tuple[int, int]]:
-    """How the weights that the silos received do, as they say with their updates."""
-    return {name: (each.validation_right, each.validation_nodes) for name, each in replies.items()}
-
-
-def share_right(counts: Validated) -> float:
-    """Share of all silos' validation nodes that are classified right; 0 if there are none."""
-    nodes = sum(of for _, of in counts.values())
-    return sum(right for right, _ in counts.values()) / nodes if nodes else 0.0
+def validated(replies: Mapping[str, Tested]) -> dict[str, Tensor]:
+    """How the weights that the silos received do, as they say themselves."""
+    return {name: each.validation for name, each in replies.items()}
 
 
 def mean_loss(replies: Mapping[str, Trained]) -> float | None:

@@ -5,11 +5,13 @@ Of equal rounds the later one is kept: it has seen more training.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from fedmend.evaluation import metrics
 from fedmend.training.state import Composed, Part, Values
 
 
@@ -17,22 +19,23 @@ from fedmend.training.state import Composed, Part, Values
 class Training:
     """What a server that has a shared model remembers between rounds.
 
-    done: rounds so far. improved: the first round of the best accuracy; equals do not count here.
+    best_figure: what more is better of (`Metric.better`). done: rounds so far.
+    improved: the first round of the best figure; equals do not count here.
     """
 
     weights: dict[str, Tensor]
     best: dict[str, Tensor] = field(default_factory=dict)
     best_round: int = 0
-    best_accuracy: float = 0.0
+    best_figure: float = -math.inf
     done: int = 0
     improved: int = 0
 
-    def offer(self, round: int, weights: dict[str, Tensor], accuracy: float) -> None:
+    def offer(self, round: int, weights: dict[str, Tensor], figure: float) -> None:
         """Consider the weights that stood after `round`."""
-        if accuracy > self.best_accuracy:
+        if figure > self.best_figure:
             self.improved = round
-        if accuracy >= self.best_accuracy:
-            self.best, self.best_round, self.best_accuracy = weights, round, accuracy
+        if figure >= self.best_figure:
+            self.best, self.best_round, self.best_figure = weights, round, figure
 
     def waited(self, patience: int) -> bool:
         """Whether the weights that were validated last are so many rounds past the best."""
@@ -40,22 +43,27 @@ class Training:
 
 
 class OwnBest(Composed):
-    """For a silo with a model of its own: remembers the best weights so far."""
+    """For a silo with a model of its own: remembers the best weights so far.
 
-    def __init__(self) -> None:
+    metric: the name of the metric that chooses them.
+    """
+
+    def __init__(self, metric: str) -> None:
+        self._metric = metrics.metric(metric)
         self.weights: dict[str, Tensor] = {}
-        self.right = 0
+        self.figure = -math.inf
 
-    def offer(self, weights: Mapping[str, Tensor], right: int, nodes: int) -> bool:
-        """Consider these weights, which classify `right` of `nodes` validation nodes right.
+    def offer(self, weights: Mapping[str, Tensor], validation: Tensor) -> bool:
+        """Consider these weights, with this statistic of the silo's validation nodes.
 
-        Gives whether they are the best now.
+        Gives whether they are the best now; without validation nodes the newest are.
         """
-        better = right >= self.right or not nodes
+        figure = self._metric.better(self._metric.figure(validation))
+        better = figure >= self.figure
         if better:
             self.weights = {key: value.cpu().clone() for key, value in weights.items()}
-            self.right = right
+            self.figure = figure
         return better
 
     def parts(self) -> Mapping[str, Part]:
-        return {"best": Values(self, weights=dict, right=int)}
+        return {"best": Values(self, weights=dict, figure=float)}

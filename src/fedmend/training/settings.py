@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fedmend.config import setting
+from fedmend.evaluation.metrics import METRICS
 from fedmend.federation import Schema
 from fedmend.models.backbones import BACKBONES, ModelShape
 
@@ -14,6 +15,9 @@ class RoundSettings:
     """How many rounds there are."""
 
     rounds: int = setting(50, "rounds of training", low=1, high=10**6)
+    metric: str = setting(
+        "accuracy", "what chooses the round, on validation nodes", choices=METRICS
+    )
 
     @property
     def hides_with_noise(self) -> bool:

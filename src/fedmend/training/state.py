@@ -118,7 +118,8 @@ class Values:
                 for field in dataclasses.fields(value):
                     saved[f"{name}/{field.name}"] = getattr(value, field.name)
             elif value is not None:
-                saved[name] = torch.tensor(value)
+                exact = torch.float64 if isinstance(value, float) else None
+                saved[name] = torch.tensor(value, dtype=exact)
         return saved
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

@@ -34,8 +34,7 @@ class Moved:
 
     by: Annotated[dict[str, Tensor], Kind.WEIGHTS]
     loss: Annotated[float, Kind.METRICS]
-    validation_right: Annotated[int, Kind.METRICS]
-    validation_nodes: Annotated[int, Kind.COUNTS]
+    validation: Annotated[Tensor, Kind.METRICS]
 
 
 class Silo(fedavg.Silo):
@@ -44,7 +43,7 @@ class Silo(fedavg.Silo):
     def move(self, received: Weights) -> Moved:
         update = self.train(received)
         by = {key: value - received.weights[key] for key, value in update.weights.items()}
-        return Moved(by, update.loss, update.validation_right, update.validation_nodes)
+        return Moved(by, update.loss, update.validation)
 
 
 def middle(values: list[Tensor], keep: int) -> Tensor:

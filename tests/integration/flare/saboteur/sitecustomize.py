@@ -46,9 +46,11 @@ def sabotage(module: ModuleType) -> None:
             case "slow":
                 time.sleep(order["seconds"])
             case "undeclared":
+                import torch
+
                 from fedmend.methods.fedavg import Validation
 
-                data: bytes = module.wire.encode(Validation(1, 2)).data
+                data: bytes = module.wire.encode(Validation(torch.tensor([1, 2]))).data
                 return data
         done: bytes = run(self, where, step, request)
         return done
