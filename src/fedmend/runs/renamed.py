@@ -1,0 +1,33 @@
+"""Settings as they are now: an older run's record has those of its day.
+
+A rename is written down here and nowhere else, and so is a setting that methods took without using
+it, so that runs and kept figures from before are still found to be the same runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+RENAMED: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "hears_itself": ("self_loops", {"lonely": "isolated", "nobody": "none"}),
+}
+"""The name of its day: the name now, and its values that have other names now."""
+
+WITHOUT_EFFECT = frozenset(
+    {"batch_size", "device", "fan_out", "heads", "min_silos", "patience", "weighting"}
+)
+"""What some methods took and did not use: a method that has it no longer runs as it did before."""
+
+
+def of_today(settings: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """A record's settings as they are today.
+
+    known: the settings its method has today.
+    """
+    found = {}
+    for name, value in settings.items():
+        now, values = RENAMED.get(name, (name, {}))
+        if now in known or now not in WITHOUT_EFFECT:
+            found[now] = values.get(value, value) if isinstance(value, str) else value
+    return found
