@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from dataclasses import replace
@@ -11,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fedmend.runs.cells import Cell, Engine, Outcome, Telling, run_cells
 from fedmend.engines.base import Interrupted, Moment
 from fedmend.errors import SettingsError, UnknownNameError
+from fedmend.runs.cells import Cell, Engine, Outcome, Telling, run_cells
 from fedmend.runs.plan import Source
 from tests.tiny import QUICK, comparable
 

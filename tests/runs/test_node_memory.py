@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from fedmend.runs import node_memory
 from fedmend.errors import FileFormatError
+from fedmend.runs import node_memory
 from fedmend.runs.node_memory import NodeMemory
 from tests.tiny import same_weights
 

@@ -204,8 +204,8 @@ def test_a_record_of_the_format_before_is_read(folder: Path) -> None:
 
 
 def test_a_silos_record_of_the_format_before_is_read(folder: Path) -> None:
-    kept = ("method", "settings", "seed", "model", "label_names", "shared_model")
-    kept = (*kept, "silos_with_own_model")
+    kept = ["method", "settings", "seed", "model", "label_names", "shared_model"]
+    kept.append("silos_with_own_model")
 
     def before(record: dict[str, Any]) -> None:
         mine = {key: record[key] for key in kept}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from fedmend.runs.cells import Cell, Engine, Telling, run_cells
 from fedmend.errors import FileFormatError, SettingsError
-from fedmend.runs.plan import Source
 from fedmend.reports import figures
+from fedmend.runs.cells import Cell, Engine, Telling, run_cells
+from fedmend.runs.plan import Source
 from fedmend.runs.record import Figures, read_record, read_run
 from tests.tiny import QUICK
 

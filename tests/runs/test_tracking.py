@@ -6,15 +6,14 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fedmend.runs import tracking
 from fedmend.engines.base import Moment, Watch
 from fedmend.errors import SettingsError, UnknownNameError
+from fedmend.runs import tracking
+from fedmend.runs.record import Record
 from fedmend.runs.train import train
 from tests.tiny import QUICK, tiny_partition
 
@@ -24,7 +23,7 @@ class Diary:
 
     def __init__(self, *, breaks: bool = False) -> None:
         self.figures: dict[tuple[str, int], float] = {}
-        self.record: Mapping[str, Any] | None = None
+        self.record: Record | None = None
         self.closed = 0
         self.breaks = breaks
 
@@ -34,14 +33,14 @@ class Diary:
         assert (name, round) not in self.figures
         self.figures[name, round] = value
 
-    def finished(self, record: Mapping[str, Any]) -> None:
+    def finished(self, record: Record) -> None:
         self.record = record
 
     def close(self) -> None:
         self.closed += 1
 
 
-def followed(sink: tracking.Sink, watch: Watch | None = None) -> dict[str, Any]:
+def followed(sink: tracking.Sink, watch: Watch | None = None) -> Record:
     watch = watch or Watch()
     with tracking.following([lambda *_: sink], "r", {"lr": 0.1}, watch) as following:
         result = train("fedavg", tiny_partition(), watch=following.watch, **QUICK)
@@ -49,7 +48,7 @@ def followed(sink: tracking.Sink, watch: Watch | None = None) -> dict[str, Any]:
     return result.record
 
 
-def wanted(record: Mapping[str, Any]) -> dict[tuple[str, int], float]:
+def wanted(record: Record) -> dict[tuple[str, int], float]:
     """Every figure of a record, by name and round."""
     return {
         (f"{phase}/{metric}", int(number)): value
@@ -156,6 +155,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     }
     for key, value in wanted(record).items():
         assert read[key] == pytest.approx(value)
+    assert record.result is not None
     assert read["result/test accuracy", 0] == pytest.approx(record.result.accuracy)
 
 

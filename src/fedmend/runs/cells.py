@@ -26,9 +26,9 @@ from fedmend.engines.base import Interrupted, Moment, Watch
 from fedmend.errors import FedmendError, FileFormatError, SettingsError, UnknownNameError
 from fedmend.evaluation.baselines import BASELINES, run_baseline
 from fedmend.evaluation.evaluate import MODES, check_mode
-from fedmend.runs.plan import Source
 from fedmend.files import make_folder, plain, storage_errors, write_json
 from fedmend.runs import record as records
+from fedmend.runs.plan import Source
 from fedmend.runs.record import Data, Figures, Measured, Sent, Split
 from fedmend.runs.reuse import FinishedRuns, check_folders, kept_figures, take_over
 from fedmend.runs.train import choose, configure, is_same_run, train

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from fedmend import methods
-from fedmend.runs import tracking
 from fedmend.data.datasets import DATASETS, check_options, load
 from fedmend.data.masks import has_roles, random_masks, with_roles
 from fedmend.data.partition import Partition, split
@@ -19,9 +18,10 @@ from fedmend.engines.base import Watch
 from fedmend.errors import SettingsError, UnknownNameError
 from fedmend.files import storage_errors, write_json
 from fedmend.graph import Graph
-from fedmend.runs import record as records
-from fedmend.runs.record import Record
 from fedmend.reports.summary import summarise_runs
+from fedmend.runs import record as records
+from fedmend.runs import tracking
+from fedmend.runs.record import Record
 from fedmend.runs.train import is_same_run, train
 
 DEFAULT_SPLIT = "louvain"

@@ -19,13 +19,16 @@ WITHOUT_EFFECT = frozenset(
 )
 """What some methods took and did not use: a method that has it no longer runs as it did before."""
 
+SINCE: Mapping[str, Any] = {"metric": "accuracy"}
+"""Settings that came later, with what was always done before."""
+
 
 def of_today(settings: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """A record's settings as they are today.
 
     known: the settings its method has today.
     """
-    found = {}
+    found = {name: value for name, value in SINCE.items() if name in known}
     for name, value in settings.items():
         now, values = RENAMED.get(name, (name, {}))
         if now in known or now not in WITHOUT_EFFECT:

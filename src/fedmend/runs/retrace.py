@@ -7,7 +7,7 @@ only if its accuracy is. A dataset that is not on this machine is not downloaded
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,11 +17,11 @@ from fedmend.data.partition import Partition
 from fedmend.engines.computing import computing_with
 from fedmend.errors import FedmendError
 from fedmend.evaluation.evaluate import answers, evaluate
-from fedmend.runs.plan import DEFAULT_SPLIT, Source, is_cut
 from fedmend.graph import UNKNOWN_LABEL, Graph
+from fedmend.reports.views import Drawing, Retraced
+from fedmend.runs.plan import DEFAULT_SPLIT, Source, is_cut
 from fedmend.runs.predict import predictor_of
 from fedmend.runs.record import Record, SavedRun
-from fedmend.reports.views import Drawing, Retraced
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

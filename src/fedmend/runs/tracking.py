@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedmend.engines.base import Moment, Watch
-from fedmend.runs.record import Record
 from fedmend.errors import FedmendError, SettingsError, UnknownNameError
+from fedmend.runs.record import Record
 
 SINKS = {
     "tensorboard": "event files in a folder",

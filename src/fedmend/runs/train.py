@@ -6,7 +6,7 @@ import hashlib
 import json
 import operator
 import time
-from collections.abc import Callable, Sequence, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fedmend import methods
-from fedmend.runs import node_memory
 from fedmend.config import MOST_THREADS, make
 from fedmend.data.partition import Partition
 from fedmend.engines.base import EngineBase, Final, Watch
@@ -32,9 +31,9 @@ from fedmend.methods import Method
 from fedmend.models.backbones import Backbone, ModelShape
 from fedmend.models.predictor import Predictor, Weights, model_with, predict
 from fedmend.plugins.registry import origins
-from fedmend.runs.node_memory import NodeMemory
-from fedmend.privacy.ledger import Kind, Ledger
 from fedmend.privacy.account import Account, no_account
+from fedmend.privacy.ledger import Kind, Ledger
+from fedmend.runs import node_memory
 from fedmend.runs import record as records
 from fedmend.runs.record import Data, Engine, Figures, Generator, Record, Split
 

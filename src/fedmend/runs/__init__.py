@@ -1,0 +1,1 @@
+"""One run, many runs, and what is read from their folders."""
