@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedmend.deploy.deployed import PLAN
-from fedmend.deploy.job import ServerJob, _only_one, run_folder, tell
+from fedmend.deploy.job import ServerJob, _only_one, run_folder
+from fedmend.deploy.status import tell
 from fedmend.errors import FederationError
 
 RUN = "0123456789abcdef"

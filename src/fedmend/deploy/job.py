@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -27,9 +26,11 @@ from nvflare.apis.fl_constant import FLContextKey, JobConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 from nvflare.collab import CollabCallError, collab
 from nvflare.collab.api.context import set_call_context
 
+from fedmend.deploy.status import LONGEST_LINE, READY, tell
 from fedmend.deploy.workspace import SITE_FILE
 from fedmend.engines.printable import printable
 from fedmend.errors import FederationError, FedmendError, SettingsError
@@ -38,26 +39,11 @@ from fedmend.files import make_folder, read_json
 TOPIC = "fedmend"
 """Under which a submitter talks to a running job."""
 
-STATUS = "fedmend| "
-"""Marks a status line among whatever else a process prints."""
-
-READY = "ready"
-"""The status line of a party that can be worked with."""
-
 CHUNK = 2**20
 SETTLE = 60.0
 """Seconds a finished job waits for its submitter to fetch the result."""
 
-_LONGEST_LINE = 1000
-"""Characters of a status line or an error; some of their words come from other parties."""
-
 _RUN = re.compile(r"[0-9a-f]{16}")
-
-
-def tell(sentence: str) -> None:
-    """A status line for whoever started this party's process."""
-    sys.stdout.write(f"{STATUS}{printable(sentence, _LONGEST_LINE)}\n")
-    sys.stdout.flush()
 
 
 def run_folder(state: Path, run: str) -> Path:
@@ -144,10 +130,38 @@ class _Handle(JobHandleSpec):  # type: ignore[misc]  # FLARE has no types
 class Launcher(ClientProcessJobLauncher):  # type: ignore[misc]  # FLARE has no types
     """Starts a silo's job process."""
 
+    def get_command(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> str:
+        return _by_our_program("silo-run", super().get_command(job_meta, fl_ctx))
+
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
         opened = _opened_file(workspace, job_meta[JobConstants.JOB_ID])
         return _Handle(super().launch_job(job_meta, fl_ctx), opened)
+
+
+class ServerLauncher(ServerProcessJobLauncher):  # type: ignore[misc]  # FLARE has no types
+    """Starts the server's job process."""
+
+    def get_command(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> str:
+        return _by_our_program("server-run", super().get_command(job_meta, fl_ctx))
+
+
+def _by_our_program(kind: str, command: str) -> str:
+    """FLARE's command for a job's process, to be run behind our doors (`deploy.site`)."""
+    module = MODULES[kind][0]
+    before, found, after = command.partition(f" -m {module} ")
+    if not found:
+        raise FederationError(f"FLARE starts jobs in another way than by {module}")
+    return f"{before} -m fedmend.deploy.site {kind} {after}"
+
+
+MODULES = {
+    "server": ("nvflare.private.fed.app.server.server_train", "fed_server.json"),
+    "client": ("nvflare.private.fed.app.client.client_train", "fed_client.json"),
+    "server-run": ("nvflare.private.fed.app.server.runner_process", ""),
+    "silo-run": ("nvflare.private.fed.app.client.worker_process", ""),
+}
+"""FLARE's programs, and what the long-running ones read first."""
 
 
 def _opened_file(workspace: Any, job: str) -> Path:
@@ -229,7 +243,7 @@ class ServerJob:
             self._event("stopped")
             tell(f"run {self._plan['run']} was stopped and saved")
         except FedmendError as error:
-            self._event("failed", error=type(error).__name__, text=printable(error, _LONGEST_LINE))
+            self._event("failed", error=type(error).__name__, text=printable(error, LONGEST_LINE))
             tell(f"run {self._plan['run']} failed: {error}")
         except Exception as error:  # a bug must reach the submitter, not hang it
             logging.getLogger("fedmend").exception("the run failed")

@@ -23,8 +23,8 @@ import psutil
 
 from fedmend.data.tables import find_table
 from fedmend.deploy import kits
-from fedmend.deploy.job import READY, STATUS
 from fedmend.deploy.kits import Kit
+from fedmend.deploy.status import READY, STATUS
 from fedmend.deploy.workspace import parent_options, server_workspace, silo_workspace
 from fedmend.errors import FederationError, SettingsError, StorageError
 from fedmend.files import make_folder, storage_errors, write_json

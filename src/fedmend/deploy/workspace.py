@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmend.deploy.kits import CERTIFICATE, KEY, ORGANISATION, ROOT, Kit
+from fedmend.deploy.sockets import comm_config
 from fedmend.files import make_folder, storage_errors, write_bytes, write_json, write_secret
 
 FEDERATION = "fedmend"
@@ -23,13 +24,13 @@ ALLOWED_CLASSES = (
     "fedmend.deploy.job.SiloJob",
     "fedmend.deploy.job.Reporter",
     "fedmend.deploy.job.Launcher",
+    "fedmend.deploy.job.ServerLauncher",
     "nvflare.collab.runtime.controller.CollabController",
     "nvflare.collab.runtime.executor.CollabExecutor",
     "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
     "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
     "nvflare.app_common.storages.filesystem_storage.FilesystemStorage",
     "nvflare.app_common.state_persistors.storage_state_persistor.StorageStatePersistor",
-    "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher",
     "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
     "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
 )
@@ -131,6 +132,7 @@ def _write_local(
     write_json(root / "local" / "resources.json", {**rules, **resources})
     write_json(root / "local" / "authorization.json", rights)
     write_json(root / "local" / "log_config.json", _logging())
+    write_json(root / "local" / "comm_config.json", comm_config(root))
     write_json(root / "local" / SITE_FILE, site)
 
 
@@ -195,12 +197,7 @@ def server_workspace(kit: Kit, state: Path) -> Path:
                     "id": "job_store",
                     "path": "nvflare.app_common.storages.filesystem_storage.FilesystemStorage",
                 },
-                {
-                    "id": "process_launcher",
-                    "path": "nvflare.app_common.job_launcher.server_process_launcher."
-                    "ServerProcessJobLauncher",
-                    "args": {},
-                },
+                {"id": "process_launcher", "path": "fedmend.deploy.job.ServerLauncher", "args": {}},
                 {"id": "reporter", "path": "fedmend.deploy.job.Reporter", "args": {}},
             ],
         },

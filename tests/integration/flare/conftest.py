@@ -93,15 +93,15 @@ class Federation:
     """A stage with a saboteur in every process, and commands to talk to it."""
 
     def __init__(self, stage: Stage, orders: Path) -> None:
-        self.stage, self._orders = stage, orders
+        self.stage, self.orders = stage, orders
         self._running: list[Running] = []
 
     def order(self, party: str, *orders: dict[str, Any]) -> None:
-        (self._orders / f"{party}.json").write_text(json.dumps(orders))
+        (self.orders / f"{party}.json").write_text(json.dumps(orders))
 
     def calm(self) -> None:
         """No more sabotage, everybody's own policy and graph, all running."""
-        for path in self._orders.glob("*.json"):
+        for path in self.orders.glob("*.json"):
             path.unlink()
         for running in self._running:
             end_trees(running.process.pid)

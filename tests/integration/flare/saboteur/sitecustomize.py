@@ -3,6 +3,9 @@
 A silo runs its own code on its own machine, so a broken or hostile one is a process whose code does
 other things than ours. Orders are JSON files in FEDMEND_SABOTAGE, named after the party and read
 anew at every step: {"kind": ..., "step": ..., "round": first, "last": last}.
+
+A process can also be made to ask others for what it should not, over the connections it has: see
+`asking`.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import importlib.util
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +25,6 @@ from types import ModuleType
 from typing import Any
 
 ORDERS = os.environ.get("FEDMEND_SABOTAGE")
-TARGET = "fedmend.engines.endpoint"
 
 
 def order_for(party: str, step: str, number: int) -> dict[str, Any]:
@@ -74,15 +77,74 @@ def raising(endpoint: Any, step: str, text: str, run: Callable[[], bytes]) -> by
         setattr(silo_type, step, whole)
 
 
+def asking(module: ModuleType) -> None:
+    """Has a cell (a party's address in FLARE) send what ask-CELL.json says; answer-CELL.json is
+    what came back. Such a process ignores whatever doors the product has put into it."""
+    start, untouched = module.CoreCell.start, module.CoreCell.process_message
+
+    def start_asking(self: Any) -> None:
+        start(self)
+        threading.Thread(target=ask_as_ordered, args=(self, untouched), daemon=True).start()
+
+    module.CoreCell.start = start_asking
+
+
+def ask_as_ordered(cell: Any, untouched: Any) -> None:
+    from nvflare.fuel.f3.message import Message
+    from nvflare.private.admin_defs import Message as AdminMessage
+
+    name = cell.my_info.fqcn
+    folder = Path(ORDERS or "")
+    order, answer = folder / f"ask-{name}.json", folder / f"answer-{name}.json"
+    while True:
+        time.sleep(0.1)
+        if not order.exists():
+            continue
+        asked = json.loads(order.read_text())
+        order.unlink()
+        cell.process_message = functools.partial(untouched, cell)
+        payload: Any = asked.get("payload")
+        if "request" in asked:
+            payload = AdminMessage(topic=asked["request"], body=asked["body"])
+            for key, value in asked.get("about", {}).items():
+                payload.set_header(key, value)
+        if "pretend" in asked:
+            cell._send_to_endpoint = functools.partial(pretend, cell, asked["pretend"])
+        message = Message(asked.get("headers", {}), payload)
+        found = cell.send_request(
+            asked["channel"], asked["topic"], asked["target"], message, timeout=asked["seconds"]
+        )
+        for changed in ("_send_to_endpoint", "process_message"):
+            vars(cell).pop(changed, None)
+        said = found.payload
+        said = said.body if isinstance(said, AdminMessage) else said
+        said = {"code": found.get_header("cn__return_code"), "said": str(said)}
+        part = folder / f"part-of-{name}"
+        part.write_text(json.dumps(said))
+        part.rename(answer)
+
+
+def pretend(cell: Any, name: str, to_endpoint: Any, message: Any) -> Any:
+    """Send a message in another's name."""
+    message.set_header("cn__origin", name)
+    return type(cell)._send_to_endpoint(cell, to_endpoint, message)
+
+
+CHANGES = {"fedmend.engines.endpoint": sabotage, "nvflare.fuel.f3.cellnet.core_cell": asking}
+
+
 class Finder(importlib.abc.MetaPathFinder):
-    """Lets the module be imported as ever, and then changes it."""
+    """Lets the modules be imported as ever, and then changes them."""
+
+    def __init__(self) -> None:
+        self._left = dict(CHANGES)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != TARGET:
+        change = self._left.pop(name, None)
+        if change is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return spec
@@ -90,7 +152,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
         def then_sabotage(module: ModuleType) -> None:
             execute(module)
-            sabotage(module)
+            change(module)
 
         spec.loader.exec_module = then_sabotage  # type: ignore[method-assign]  # that is the point
         return spec

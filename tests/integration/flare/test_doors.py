@@ -1,0 +1,231 @@
+"""What a party asks others' processes for, over FLARE, that is none of its business: refused.
+
+Every asker is a real process with real certificates that has been made to send the request itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fedmend.deploy import kits, session
+from tests.integration.flare.conftest import Federation, in_process, weights_of
+from tests.tiny import same_weights
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # FLARE's own
+
+PACE = {"kind": "slow", "step": "train", "seconds": 0.2}
+ROUNDS = 70
+SECONDS = 3
+"""How long an asker waits for an answer that should not come."""
+
+ADMIN = {"channel": "admin", "topic": "admin"}
+"""How FLARE's server speaks to its clients."""
+
+
+def ask(federation: Federation, cell: str, target: str, **order: Any) -> dict[str, Any]:
+    """What comes back when the process that has this cell asks another one."""
+    orders = federation.orders
+    answer = orders / f"answer-{cell}.json"
+    answer.unlink(missing_ok=True)
+    order = {"target": target, "seconds": SECONDS, **order}
+    (orders / "being-written").write_text(json.dumps(order))
+    (orders / "being-written").rename(orders / f"ask-{cell}.json")
+    deadline = time.monotonic() + 10 * SECONDS
+    while not answer.exists():
+        assert time.monotonic() < deadline, f"{cell} never asked"
+        time.sleep(0.1)
+    found: dict[str, Any] = json.loads(answer.read_text())
+    return found
+
+
+def secret_of(federation: Federation, silo: str) -> tuple[Path, str]:
+    """A file of a silo that is nobody else's business, and a piece of it."""
+    path = federation.stage.kit_folders / silo / kits.KEY
+    return path, path.read_text()[100:160]
+
+
+def audit(federation: Federation, party: str) -> list[str]:
+    path = federation.stage.state(party) / "audit.txt"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    return path.read_text().splitlines()
+
+
+def refusals(federation: Federation, party: str) -> list[str]:
+    """What a party refused, which stands in its terminal and in its audit file."""
+    lines = [line for line in audit(federation, party) if " refused " in line]
+    printed = federation.stage.printed(party)
+    assert all(line.partition(" refused ")[2] in printed for line in lines)
+    return lines
+
+
+@pytest.mark.parametrize("asker", ["silo-0", kits.SERVER])
+def test_nobody_reads_a_silos_files(federation: Federation, asker: str) -> None:
+    """Neither another silo, whose request an honest server passes on, nor the server itself."""
+    path, piece = secret_of(federation, "silo-1")
+    for command in (f"cat {path}", f"grep - {path}", f"ls {path.parent}"):
+        answer = ask(federation, asker, "silo-1", **ADMIN, request="sys.shell", body=command)
+        assert piece not in answer["said"]
+        assert kits.KEY not in answer["said"]
+    where = "silo-1" if asker == kits.SERVER else kits.SERVER
+    wanted = "sys.shell" if asker == kits.SERVER else "admin"
+    assert any(asker in line and wanted in line for line in refusals(federation, where))
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    ["sys.report_env", "sys.info", "train.delete_run", "train.shutdown", "train.restart"],
+)
+def test_a_server_gets_nothing_but_what_a_run_needs(
+    federation: Federation, request_of: str
+) -> None:
+    about = {"job_id": "../../../kits/silo-1"}
+    ask(federation, kits.SERVER, "silo-1", **ADMIN, request=request_of, body="", about=about)
+    assert any(request_of in line for line in refusals(federation, "silo-1"))
+    assert federation.stage.processes["silo-1"].poll() is None
+    assert (federation.stage.kit_folders / "silo-1" / kits.KEY).exists()
+
+
+def test_an_observer_is_no_silo(federation: Federation, tmp_path: Path) -> None:
+    """A certificate that says observer, in a kit that says silo."""
+    stage = federation.stage
+    path, piece = secret_of(federation, "silo-1")
+    for person in (kits.OBSERVER, kits.SUBMITTER):
+        kit = tmp_path / person
+        shutil.copytree(stage.kit_folders / person, kit)
+        about = json.loads((kit / kits.KIT).read_text())
+        (kit / kits.KIT).write_text(json.dumps({**about, "role": "silo"}))
+        shutil.copy(stage.kit_folders / "silo-0" / "policy.toml", kit)
+        shutil.copytree(stage.graph("silo-0"), stage.graph(person))
+        try:
+            stage.start(person, kit)
+            stage.wait_for(person, "not connected yet", 60)
+            order = {**ADMIN, "request": "sys.shell", "body": f"cat {path}"}
+            assert piece not in ask(federation, person, "silo-1", **order)["said"]
+            assert "connected to the server" not in stage.printed(person)
+        finally:
+            stage.stop(person)
+            shutil.rmtree(stage.graph(person))
+        assert any(person in line for line in refusals(federation, kits.SERVER))
+    status = federation.command("status", stage.kit_folders / kits.SUBMITTER, "--json")
+    assert status.finish() == 0, status.text
+    assert json.loads(status.lines[-1])["silos"] == list(stage.silos)
+
+
+def test_people_get_what_our_commands_ask_for_and_nothing_else(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """By FLARE's own console, as an observer: to stop everything takes no right at all there."""
+    kit = kits.read_kit(federation.stage.kit_folders / kits.OBSERVER)
+    asked = ["cells", "stop_cell silo-1", "change_root x", "sys_info server", "stop_net"]
+    with session.session(kit) as opened:
+        for command in asked:
+            answer = opened.api.do_command(command)
+            assert "refused" in str(answer), (command, answer)
+    lines = refusals(federation, kits.SERVER)
+    for command in asked:
+        assert any(f"{kits.OBSERVER}: {command.split()[0]}" in line for line in lines)
+    refused = federation.submit("fedavg", tmp_path / "run", 3, kit=kits.OBSERVER)
+    assert refused.finish() == 2
+    lines = audit(federation, kits.SERVER)
+    assert any("refused observer: submit_job" in line for line in lines)
+    assert not any("granted observer" in line for line in lines)
+    for party in (kits.SERVER, *federation.stage.silos):
+        assert federation.stage.processes[party].poll() is None
+
+
+def test_a_silo_that_speaks_in_the_servers_name(federation: Federation) -> None:
+    order = {**ADMIN, "request": "train.shutdown", "body": "", "pretend": "server"}
+    ask(federation, "silo-0", "silo-1", **order)
+    time.sleep(1)
+    assert federation.stage.processes["silo-1"].poll() is None
+    assert any("silo-0" in line for line in refusals(federation, kits.SERVER))
+
+
+def test_nothing_listens_where_others_of_the_machine_could_come_in(federation: Federation) -> None:
+    """Only the server's one port; between a party's own processes, sockets of its own user."""
+    listening = {
+        party: [
+            each.laddr.port
+            for process in federation.family(party)
+            for each in process.net_connections("inet")
+            if each.status == psutil.CONN_LISTEN
+        ]
+        for party in (kits.SERVER, *federation.stage.silos)
+    }
+    port = federation.stage.submitter.port
+    assert listening == {kits.SERVER: [port], "silo-0": [], "silo-1": [], "silo-2": []}
+    for party in listening:
+        sockets = [p for p in federation.stage.state(party).rglob("*") if p.is_socket()]
+        assert sockets
+        for path in (*sockets, federation.stage.state(party)):
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+            assert path.stat().st_uid == os.getuid()
+
+
+def test_a_runs_processes_answer_only_their_own_run(federation: Federation, tmp_path: Path) -> None:
+    """All that could end or read a run, asked from everywhere; the run notices nothing."""
+    stage = federation.stage
+    for silo in stage.silos:
+        federation.order(silo, PACE)
+    run = tmp_path / "run"
+    submitted = federation.submit("fedavg", run, ROUNDS)
+    submitted.wait_for("silos are starting", 60)
+    for silo in stage.silos:
+        stage.wait_for(silo, "training, round 1;", 60)
+    (job,) = (
+        path.name
+        for path in (stage.state("silo-0") / "flare").iterdir()
+        if _is_uuid(path.name) and _is_running(federation, path.name)
+    )
+    path, piece = secret_of(federation, "silo-1")
+    shell = {**ADMIN, "request": "sys.shell", "body": f"cat {path}"}
+    abort = {**ADMIN, "request": "train.abort", "body": "", "about": {"job_id": job}}
+    command = {"channel": "server_command", "payload": {}}
+    ended = {"channel": "server_parent_listener", "topic": "update_run_status"}
+    status = {"payload": {"execution_error": True}, "headers": {"job_id": job}}
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        (f"silo-0.{job}", "silo-1", shell),
+        (f"silo-0.{job}", "silo-1", {**abort, "pretend": "server"}),
+        (f"server.{job}", "silo-1", shell),
+        (f"server.{job}", "silo-1", abort),
+        (f"silo-0.{job}", f"silo-1.{job}", {"channel": "client_command", "topic": "abort"}),
+        (f"server.{job}", f"silo-1.{job}", {"channel": "client_command", "topic": "abort"}),
+        (kits.SERVER, f"silo-1.{job}", {"channel": "client_command", "topic": "abort"}),
+        ("silo-0", f"silo-1.{job}", {"channel": "client_command", "topic": "abort"}),
+        (f"silo-0.{job}", f"server.{job}", {**command, "topic": "abort"}),
+        ("silo-0", f"server.{job}", {**command, "topic": "abort"}),
+        (f"silo-0.{job}", f"server.{job}", {**command, "topic": "app_command"}),
+        ("silo-0", kits.SERVER, {**ended, **status}),
+        (f"silo-0.{job}", kits.SERVER, {**ended, **status}),
+        ("silo-0", "silo-1", {"channel": "cellnet.channel", "topic": "stop_cell"}),
+        (kits.SERVER, "silo-1", {"channel": "cellnet.channel", "topic": "bulk", "payload": []}),
+    ]
+    for asker, target, order in asked:
+        answer = ask(federation, asker, target, **{**order, "seconds": 0.5})
+        assert piece not in answer["said"], (asker, target)
+        assert answer["code"] != "ok" or "refused" in answer["said"], (asker, target, answer)
+    assert submitted.finish() == 0, submitted.text
+    assert same_weights(weights_of(run), in_process("fedavg", ROUNDS).weights)
+    granted = [line for line in audit(federation, "silo-1") if " granted " in line]
+    assert any("submitter" in line and "train.start_job" in line for line in granted)
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
+
+
+def _is_running(federation: Federation, job: str) -> bool:
+    return any(job in " ".join(process.cmdline()) for process in federation.family("silo-0"))
