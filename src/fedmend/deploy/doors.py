@@ -39,6 +39,7 @@ from nvflare.fuel.f3.streaming.stream_const import (
     STREAM_ERROR_TOPIC,
     StreamHeaderKey,
 )
+from nvflare.fuel.hci.proto import MetaStatusValue, make_meta
 from nvflare.fuel.hci.server.authz import AuthzFilter
 from nvflare.fuel.hci.server.constants import ConnProps
 from nvflare.private.admin_defs import error_reply
@@ -46,9 +47,11 @@ from nvflare.private.defs import RequestHeader, TrainingTopic, new_cell_message
 from nvflare.private.fed.client.admin import FedAdminAgent
 
 from fedmend.deploy.audit import Audit
+from fedmend.deploy.job_files import check_deployment, check_submission
 from fedmend.deploy.kits import OBSERVER, RESERVED, SUBMITTER
 from fedmend.deploy.sockets import SCHEME, OwnSockets
 from fedmend.engines.printable import printable
+from fedmend.errors import RefusedError
 
 
 class Cell(Enum):
@@ -264,19 +267,38 @@ def _guard_silo(audit: Audit) -> None:
         topic = printable(getattr(asked, "topic", None), 80)
         own_run = origin != "server"  # by the table, nobody else comes this far
         wanted = {TrainingTopic.NOTIFY_JOB_STATUS} if own_run else set(_OF_A_SILO)
-        job = asked.get_header(RequestHeader.JOB_ID) if topic in wanted else None
-        named = is_job(job) or (job is None and topic == TrainingTopic.CANCEL_RESOURCE)
-        if topic not in wanted or not named:
-            why = topic if topic not in wanted else f"{topic} of a job that cannot be"
+        why = _why_not(topic, asked) if topic in wanted else topic
+        if why:
             audit.refused(origin, why)
-            return new_cell_message({}, error_reply("refused"))
-        if _OF_A_SILO.get(topic) and not own_run:
-            meta = asked.get_header(RequestHeader.JOB_META)
-            person = meta.get("submitter_name") if isinstance(meta, dict) else None
-            audit.granted(f"server for {person}" if person else "server", f"{topic} of job {job}")
+            return new_cell_message({}, error_reply(f"refused: {why}"))
+        if _OF_A_SILO[topic] and not own_run:
+            meta, job = asked.get_header(RequestHeader.JOB_META), asked.get_header(_JOB_NAME)
+            person = f"server for {meta.get('submitter_name')}" if meta else "server"
+            audit.granted(person, f"{topic} of job {job}")
         return perform(self, request)
 
     FedAdminAgent._dispatch_request = dispatch
+
+
+def _why_not(topic: str, asked: Any) -> str:
+    """Why a silo does not do what FLARE's server may ask for in general; empty if it does."""
+    job, meta = asked.get_header(_JOB_NAME), asked.get_header(RequestHeader.JOB_META)
+    if not (is_job(job) or (job is None and topic == TrainingTopic.CANCEL_RESOURCE)):
+        return f"{topic} of a job that cannot be"
+    if topic in (TrainingTopic.DEPLOY, TrainingTopic.START_JOB):
+        if not isinstance(meta, dict) or meta.get(_JOB_NAME) != job:
+            return f"{topic} of a job that says it is another"
+    elif meta is not None and not isinstance(meta, dict):
+        return f"{topic} with a description that cannot be"
+    if topic == TrainingTopic.DEPLOY:
+        try:
+            check_deployment(asked.body)
+        except RefusedError as error:
+            return f"{topic}, {error}"
+    return ""
+
+
+_JOB_NAME = RequestHeader.JOB_ID
 
 
 def _guard_server(audit: Audit) -> None:
@@ -285,13 +307,21 @@ def _guard_server(audit: Audit) -> None:
     def pre_command(self: Any, conn: Any, args: list[str]) -> bool:
         name = conn.get_prop(ConnProps.CMD_ENTRY).name
         person = printable(conn.get_prop(ConnProps.USER_NAME, "somebody"), 80)
+        why = ""
         if name not in _OF_A_SERVER:
-            conn.append_error("refused")
+            why = "refused"
+        elif name == "submit_job":
+            try:
+                check_submission(Path(conn.get_prop(ConnProps.FILE_LOCATION) or "nothing"))
+            except RefusedError as error:
+                why = str(error)
+        if why:
+            conn.append_error(why, meta=make_meta(MetaStatusValue.INVALID_JOB_DEFINITION, why))
         elif has_the_right(self, conn, args):
             if _OF_A_SERVER[name]:
                 audit.granted(person, printable(" ".join(args), 120))
             return True
-        audit.refused(person, printable(name, 80))
+        audit.refused(person, f"{name}: {why}" if why else f"{name}, which its role may not")
         return False
 
     AuthzFilter.pre_command = pre_command

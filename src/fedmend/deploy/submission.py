@@ -1,15 +1,10 @@
-"""`fedmend submit`: have a deployed federation run a method, follow it, and fetch the result.
-
-A job's files are written here by hand: two configurations that name classes of the installed
-package, and FLARE's description of where they go. There is nothing else in it, and no code.
-"""
+"""`fedmend submit`: have a deployed federation run a method, follow it, and fetch the result."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import io
-import json
 import secrets
 import tempfile
 import time
@@ -19,12 +14,13 @@ from typing import Any
 
 from fedmend.deploy.deployed import check_same_run, make_plan
 from fedmend.deploy.job import CHUNK, TOPIC
+from fedmend.deploy.job_files import write_job
 from fedmend.deploy.kits import Kit
 from fedmend.deploy.session import CONNECT_WITHIN, explained, session
 from fedmend.engines.base import Interrupted, Moment, Watch
 from fedmend.engines.printable import printable
 from fedmend.errors import FederationError, RefusedError, SettingsError, UnknownNameError
-from fedmend.files import make_folder, read_json, replacing, storage_errors, write_json
+from fedmend.files import read_json, replacing, storage_errors, write_json
 from fedmend.runs import record as records
 from fedmend.runs.record import Record
 
@@ -35,63 +31,6 @@ POLL_EVERY = 0.3
 START_WITHIN = 330.0
 _LONGEST_LINE = 1000
 _LARGEST_FILE = 16 * 2**30
-
-
-def write_job(folder: Path, plan: Mapping[str, Any], silos: list[str]) -> Path:
-    """A job's folder: what FLARE needs to run `ServerJob` and `SiloJob` with this plan."""
-    root = make_folder(folder / f"fedmend-{plan['run']}")
-    threads = {"max_call_threads": max(16, 2 * len(silos))}
-    write_json(
-        root / "meta.json",
-        {
-            "name": f"{plan['method']}-{plan['run']}",
-            "resource_spec": {},
-            "min_clients": len(silos),
-            "mandatory_clients": silos,
-            "deploy_map": {"server": ["server"], "silo": silos},
-        },
-    )
-    write_json(
-        root / "server" / "config" / "config_fed_server.json",
-        {
-            "format_version": 2,
-            "task_data_filters": [],
-            "task_result_filters": [],
-            "components": [
-                {
-                    "id": "server",
-                    "path": "fedmend.deploy.job.ServerJob",
-                    "args": {"plan": json.dumps(plan)},
-                }
-            ],
-            "workflows": [
-                {
-                    "id": "controller",
-                    "path": "nvflare.collab.runtime.controller.CollabController",
-                    "args": {"server_obj_id": "server", "sync_task_timeout": 300, **threads},
-                }
-            ],
-        },
-    )
-    write_json(
-        root / "silo" / "config" / "config_fed_client.json",
-        {
-            "format_version": 2,
-            "task_data_filters": [],
-            "task_result_filters": [],
-            "components": [{"id": "silo", "path": "fedmend.deploy.job.SiloJob", "args": {}}],
-            "executors": [
-                {
-                    "tasks": ["*"],
-                    "executor": {
-                        "path": "nvflare.collab.runtime.executor.CollabExecutor",
-                        "args": {"client_obj_id": "silo", "max_call_threads": 16},
-                    },
-                }
-            ],
-        },
-    )
-    return root
 
 
 def submit(

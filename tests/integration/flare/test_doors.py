@@ -5,12 +5,15 @@ Every asker is a real process with real certificates that has been made to send 
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import shutil
 import stat
 import time
 import uuid
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,9 @@ import psutil
 import pytest
 
 from fedmend.deploy import kits, session
-from tests.integration.flare.conftest import Federation, in_process, weights_of
+from fedmend.deploy.deployed import make_plan
+from fedmend.deploy.job_files import SILO_CONFIG, job_files
+from tests.integration.flare.conftest import SETTINGS, Federation, in_process, weights_of
 from tests.tiny import same_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # FLARE's own
@@ -121,15 +126,48 @@ def test_an_observer_is_no_silo(federation: Federation, tmp_path: Path) -> None:
     assert json.loads(status.lines[-1])["silos"] == list(stage.silos)
 
 
+def test_a_server_deploys_a_silos_side_of_a_run_and_nothing_else(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """Not code, not into other folders, not components with arguments of its choice."""
+    marker, state = tmp_path / "it-ran", federation.stage.state("silo-1")
+    before = sorted((state / "flare" / "local").iterdir())
+    plan = make_plan("fedavg", SETTINGS, ["silo-1"], run="f" * 16)
+    ours = json.dumps(job_files(plan, ["silo-1"])[f"silo/{SILO_CONFIG}"])
+    code = f"open({str(marker)!r}, 'w').close()\n"
+    job = str(uuid.uuid4())
+    for name, files in (
+        (job, {SILO_CONFIG: ours, "custom/fedmend/__init__.py": code}),
+        (job, {SILO_CONFIG: ours.replace("fedmend.deploy.job.SiloJob", "os.getcwd")}),
+        (job, {SILO_CONFIG: ours, "config/config_fed_client.conf": "a = ${HOME}"}),
+        ("local", {SILO_CONFIG: ours}),
+        ("../flare/local", {SILO_CONFIG: ours}),
+    ):
+        data = io.BytesIO()
+        with zipfile.ZipFile(data, "w") as archive:
+            for path, text in files.items():
+                archive.writestr(path, text)
+        ready = {"job_id": name, "job_meta": {"job_id": name, "submitter_name": "submitter"}}
+        packed = base64.b64encode(data.getvalue()).decode()
+        for request, body in (("train.deploy", {"packed": packed}), ("train.start_job", {})):
+            order = {**ADMIN, "request": request, **body, "body": {}, "about": ready}
+            answer = ask(federation, kits.SERVER, "silo-1", **order)
+            # Nothing was deployed that could be started.
+            assert "refused" in answer["said"] or "NVFLARE_ERROR" in answer["said"], answer
+    assert not marker.exists()
+    assert sorted((state / "flare" / "local").iterdir()) == before
+    assert not (state / "flare" / job).exists()
+
+
 def test_people_get_what_our_commands_ask_for_and_nothing_else(
     federation: Federation, tmp_path: Path
 ) -> None:
-    """By FLARE's own console, as an observer: to stop everything takes no right at all there."""
+    """By FLARE's own console, as an observer; some of it takes no right at all there."""
     kit = kits.read_kit(federation.stage.kit_folders / kits.OBSERVER)
-    asked = ["cells", "stop_cell silo-1", "change_root x", "sys_info server", "stop_net"]
+    asked = ["cells", "list_sessions", "sys_info server", "shutdown all", "delete_job x"]
     with session.session(kit) as opened:
         for command in asked:
-            answer = opened.api.do_command(command)
+            answer = opened.api.server_execute(command)
             assert "refused" in str(answer), (command, answer)
     lines = refusals(federation, kits.SERVER)
     for command in asked:

@@ -7,13 +7,16 @@ import shutil
 import socket
 import ssl
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedmend.deploy import kits
+from fedmend.deploy import job_files, kits, session
 from fedmend.deploy.deployed import make_plan
 from fedmend.deploy.rehearsal import equal
 from fedmend.files import plain
@@ -224,62 +227,83 @@ def test_strangers(federation: Federation, tmp_path: Path) -> None:
     assert "cannot connect to the server" in refused.text
 
 
-# Code in jobs
+# Jobs that a modified submitter sends
 
 
-def raw_job(federation: Federation, change: Any) -> str:
-    """Submit a job as a modified submitter would; what became of it."""
-    from fedmend.deploy import session, submission
-
+def raw_job(federation: Federation, change: Callable[[Path], None]) -> str:
+    """Submit a job as a modified submitter would; what the server says."""
     kit = federation.stage.submitter
     plan = make_plan("fedavg", SETTINGS, list(federation.stage.silos), run="f" * 16)
     with tempfile.TemporaryDirectory() as folder, session.session(kit) as opened:
-        path = submission.write_job(Path(folder), plan, list(federation.stage.silos))
+        path = job_files.write_job(Path(folder), plan, list(federation.stage.silos))
         change(path)
         try:
-            job = opened.submit_job(str(path))
+            return f"accepted as {opened.submit_job(str(path))}"
         except Exception as error:  # noqa: BLE001  # FLARE raises many kinds
             return str(error)
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            meta = opened.get_job_meta(job)
-            if str(meta["status"]).startswith("FINISHED"):
-                return f"{meta['status']} {meta.get('job_deploy_detail')}"
-            time.sleep(0.5)
-    return "still there"
 
 
-def test_a_job_that_ships_code(federation: Federation, tmp_path: Path) -> None:
+def test_jobs_that_ship_code_or_name_other_classes(federation: Federation, tmp_path: Path) -> None:
     marker = tmp_path / "it-ran"
+    stored = tmp_path / "stored"
 
     def with_code(path: Path) -> None:
-        for app in ("server", "silo"):
-            folder = path / app / "custom"
-            folder.mkdir()
-            code = f"open({str(marker)!r}, 'w').close()\nclass Evil:\n    pass\n"
-            (folder / "evil.py").write_text(code)
-        config = path / "silo" / "config" / "config_fed_client.json"
-        config.write_text(config.read_text().replace("fedmend.deploy.job.SiloJob", "evil.Evil"))
+        folder = path / "silo" / "custom"
+        folder.mkdir()
+        (folder / "evil.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
 
-    outcome = raw_job(federation, with_code)
-    assert "not authorized" in outcome or "BYOC" in outcome, outcome
+    def with_component(app: str, **component: Any) -> Callable[[Path], None]:
+        def change(path: Path) -> None:
+            (config,) = (path / app / "config").iterdir()
+            job = json.loads(config.read_text())
+            job["components"].append({"id": "x", **component})
+            config.write_text(json.dumps(job))
+
+        return change
+
+    storage = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
+    for change in (
+        with_code,
+        with_component("silo", path="subprocess.Popen", args={"args": ["touch", str(marker)]}),
+        # One of the classes that a server is made of: it made folders where a job told it to.
+        with_component("server", path=storage, args={"root_dir": str(stored), "uri_root": "/"}),
+    ):
+        outcome = raw_job(federation, change)
+        assert "this is no job of fedmend's" in outcome, outcome
     assert not marker.exists()
+    assert not stored.exists()
 
 
-def test_a_job_that_names_other_classes(federation: Federation, tmp_path: Path) -> None:
-    marker = tmp_path / "it-ran"
+@pytest.mark.parametrize("app", ["", "server", "silo"])
+def test_configurations_that_read_the_machine(
+    federation: Federation, tmp_path: Path, app: str
+) -> None:
+    """FLARE prefers another format than JSON, one that includes files, variables and URLs."""
+    asked: list[str] = []
 
-    def with_class(path: Path) -> None:
-        config = path / "silo" / "config" / "config_fed_client.json"
-        job = json.loads(config.read_text())
-        arguments = {"args": f"touch {marker}", "shell": True}
-        job["components"].append({"id": "x", "path": "subprocess.Popen", "args": arguments})
-        config.write_text(json.dumps(job))
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the library's name
+            asked.append(self.path)
+            self.send_response(404)
+            self.end_headers()
 
-    outcome = raw_job(federation, with_class)
-    assert "FINISHED" in outcome
-    assert "COMPLETED" not in outcome
-    assert not marker.exists()
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        def change(path: Path) -> None:
+            folder = path / app / "config" if app else path
+            (config,) = (each for each in folder.iterdir() if each.is_file())
+            text = config.read_text()[1:-1].rstrip().rstrip("}")
+            include = f'include url("http://127.0.0.1:{server.server_port}/{app}")'
+            config.unlink()
+            config.with_suffix(".conf").write_text(f"{text}\n, leak: ${{HOME}}\n{include}\n")
+
+        try:
+            outcome = raw_job(federation, change)
+        finally:
+            server.shutdown()
+    assert "this is no job of fedmend's" in outcome, outcome
+    assert not asked
 
 
 def test_a_removed_silo_does_not_get_in_any_more(federation: Federation) -> None:

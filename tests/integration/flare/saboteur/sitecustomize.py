@@ -10,6 +10,7 @@ A process can also be made to ask others for what it should not, over the connec
 
 from __future__ import annotations
 
+import base64
 import functools
 import importlib.abc
 import importlib.machinery
@@ -106,6 +107,8 @@ def ask_as_ordered(cell: Any, untouched: Any) -> None:
         payload: Any = asked.get("payload")
         if "request" in asked:
             payload = AdminMessage(topic=asked["request"], body=asked["body"])
+            if "packed" in asked:
+                payload.body = base64.b64decode(asked["packed"])
             for key, value in asked.get("about", {}).items():
                 payload.set_header(key, value)
         if "pretend" in asked:
