@@ -156,6 +156,7 @@ def test_a_federation_has_one_address(made: Path) -> None:
         ("localhost", ["a b"], "cannot be called"),
         ("localhost", ["server"], "another kit's name"),
         ("localhost", ["Authority"], "another kit's name"),
+        ("localhost", ["a", "Localhost"], "the server's host"),
         ("localhost", ["a", "A"], "named twice"),
         ("localhost", ["x" * 64], "cannot be called"),
     ],

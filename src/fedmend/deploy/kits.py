@@ -136,6 +136,9 @@ def provision(
     """
     names = check_silo_names(silos)
     host, port = parse_address(server)
+    if host.lower() in {name.lower() for name in names}:
+        # Certificates say names: that silo's would pass for the server's.
+        raise SettingsError(f"a silo cannot be called {host!r}: that is the server's host")
     if not 1 <= valid_days <= 3650:
         raise SettingsError(f"--days {valid_days} is not allowed: from 1 to 3650")
     make_folder(out)
