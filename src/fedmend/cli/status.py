@@ -35,6 +35,8 @@ def status(
     console = common.out_console()
     console.print(f"Server {found.server}", soft_wrap=True)
     console.print(f"Connected silos: {', '.join(found.silos) or 'none'}", soft_wrap=True)
+    for silo, where in found.twice.items():
+        console.print(f"The kit of {silo} was used a second time, from {where}.", soft_wrap=True)
     if not found.jobs:
         console.print("No runs yet.")
     for job in found.jobs:

@@ -39,8 +39,8 @@ class Audit:
         """Somebody got what it asked for."""
         self._write(f"granted {who}: {what}")
 
-    def refused(self, who: str, what: str) -> None:
-        """Somebody asked for what is none of its business."""
+    def refused(self, who: str, what: str) -> bool:
+        """Somebody asked for what is none of its business; whether it was written down."""
         line = f"{who}: {what}"
         with self._lock:
             if line not in self._times and len(self._times) >= _MOST_DIFFERENT:
@@ -48,10 +48,11 @@ class Audit:
             self._times[line] += 1
             times = self._times[line]
         if str(times).strip("0") != "1":
-            return
+            return False
         again = f" ({times} times)" if times > 1 else ""
         self._write(f"refused {line}{again}")
         tell(f"refused {printable(line, _LONGEST_LINE)}{again}")
+        return True
 
     def _write(self, line: str) -> None:
         stamp = datetime.now().isoformat(timespec="seconds")

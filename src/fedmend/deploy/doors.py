@@ -46,6 +46,7 @@ from nvflare.private.admin_defs import error_reply
 from nvflare.private.defs import RequestHeader, TrainingTopic, new_cell_message
 from nvflare.private.fed.client.admin import FedAdminAgent
 
+from fedmend.deploy import alone, standing
 from fedmend.deploy.audit import Audit
 from fedmend.deploy.job_files import check_deployment, check_submission
 from fedmend.deploy.kits import OBSERVER, RESERVED, SUBMITTER
@@ -82,7 +83,7 @@ _WANTED: Mapping[tuple[Cell, Cell], frozenset[str]] = {
         {f"{_COMMANDS} get_task", f"{_COMMANDS} submit_update"}
         | {f"{_AUX} __{topic}__" for topic in ("sync_runner", "job_heartbeat", "task_check")}
     ),
-    (Cell.SERVER, Cell.SILO): frozenset({_BYE, f"{CellChannel.CLIENT_MAIN} admin"}),
+    (Cell.SERVER, Cell.SILO): frozenset({_BYE, f"{CellChannel.CLIENT_MAIN} admin", alone.NOTICE}),
     (Cell.SERVER, Cell.SILO_RUN): frozenset({_BYE}),
     (Cell.SILO, Cell.SILO_RUN): frozenset({_BYE, f"{CellChannel.CLIENT_COMMAND} abort"}),
     (Cell.SERVER_RUN, Cell.SILO_RUN): frozenset({"collab call", f"{_AUX} __end_run__"}),
@@ -125,6 +126,7 @@ _OF_A_SERVER = {
     "list_jobs": False,
     "get_job_meta": False,
     "app_command": False,
+    standing.COMMAND: False,
     "submit_job": True,
     "abort_job": True,
 }
@@ -242,6 +244,8 @@ def install(state: Path) -> Audit:
     _guard_messages(audit)
     _guard_silo(audit)
     _guard_server(audit)
+    alone.install(audit)
+    standing.install(state)
     return audit
 
 
@@ -250,7 +254,9 @@ def _guard_messages(audit: Audit) -> None:
 
     def process_message(self: Any, endpoint: Any, connection: Any, app: int, message: Any) -> None:
         refused = _refusal(self.get_fqcn(), endpoint.name, connection, message.headers)
-        if refused is None:
+        if refused is None and alone.is_notice(message.headers):
+            alone.tell_notice(message.headers)
+        elif refused is None:
             let_in(self, endpoint, connection, app, message)
         else:
             audit.refused(*refused)

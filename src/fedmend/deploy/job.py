@@ -30,6 +30,7 @@ from nvflare.app_common.job_launcher.server_process_launcher import ServerProces
 from nvflare.collab import CollabCallError, collab
 from nvflare.collab.api.context import set_call_context
 
+from fedmend.deploy.standing import write_outcome
 from fedmend.deploy.status import LONGEST_LINE, READY, tell
 from fedmend.deploy.workspace import SITE_FILE
 from fedmend.engines.printable import printable
@@ -235,21 +236,27 @@ class ServerJob:
             on_round=lambda moment: self._event("round", **asdict(moment)),
             on_sentence=lambda sentence: self._event("sentence", text=sentence),
         )
+        state = Path(_site(context)["state"])
         try:
-            self._train(Path(_site(context)["state"]))
+            self._train(state)
+            became = "finished"
             self._event("finished", files=self._files())
             tell(f"run {self._plan['run']} is finished")
         except Interrupted:
+            became = "stopped and saved: goes on with --resume"
             self._event("stopped")
             tell(f"run {self._plan['run']} was stopped and saved")
         except FedmendError as error:
+            became = f"failed: {error}"
             self._event("failed", error=type(error).__name__, text=printable(error, LONGEST_LINE))
             tell(f"run {self._plan['run']} failed: {error}")
         except Exception as error:  # a bug must reach the submitter, not hang it
             logging.getLogger("fedmend").exception("the run failed")
             text = f"{type(error).__name__} at the server; its log says more"
+            became = f"failed: {text}"
             self._event("failed", error="InternalError", text=text)
             tell(f"run {self._plan['run']} failed: {error!r}")
+        write_outcome(state, context.get_job_id(), became)
         while not self._fetched.wait(0.2) and not collab.is_aborted:
             if time.monotonic() - self._heard > SETTLE:
                 break

@@ -91,18 +91,25 @@ def _words(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Status:
-    """Who is connected to a server and what runs there."""
+    """Who is connected to a server and what runs there.
+
+    twice: where a kit was last used a second time, by silo.
+    """
 
     server: str
     silos: tuple[str, ...]
     jobs: tuple[dict[str, str], ...]
+    twice: dict[str, str]
 
 
 def status(kit: Kit) -> Status:
     """Ask a server who is connected and what runs."""
+    from fedmend.deploy import standing
+
     with session(kit) as opened, explained("look at the federation"):
         info = opened.get_system_info()
         jobs = opened.list_jobs()
+        outcomes, twice = standing.ask(opened)
     return Status(
         server=kit.address,
         silos=tuple(sorted(printable(each.name, 80) for each in info.client_info)),
@@ -110,9 +117,18 @@ def status(kit: Kit) -> Status:
             {
                 "job": printable(each.get("job_id"), 80),
                 "name": printable(each.get("job_name"), 80),
-                "status": printable(each.get("status"), 80),
+                "status": outcomes.get(str(each.get("job_id")), _in_our_words(each.get("status"))),
                 "submitted": printable(each.get("submit_time"), 80),
             }
             for each in jobs
         ),
+        twice=twice,
     )
+
+
+def _in_our_words(status: Any) -> str:
+    """What FLARE says of a job of whose run nothing is known."""
+    said = printable(status, 80)
+    if said.startswith("FINISHED"):
+        return f"ended before its run did ({said}); may go on with --resume"
+    return said.lower()

@@ -211,14 +211,35 @@ def _check_alive(opened: Any, job: str, silent: float, *, started: bool) -> None
         return
     state = printable(meta.get("status"), 80)
     if state.startswith("FINISHED") or state in ("ABANDONED", "REJECTED"):
-        detail = meta.get("job_deploy_detail") or meta.get("schedule_history") or ""
-        words = "; ".join(map(str, detail)) if isinstance(detail, list) else str(detail)
-        raise FederationError(printable(f"the job ended at FLARE's ({state}) {words}", 600))
+        raise FederationError(_why_it_ended(opened, job, meta, state))
     if silent > (CONNECT_WITHIN if started else START_WITHIN):
         raise FederationError(
             f"the job does not answer (FLARE says {state}); `fedmend status` shows who is "
             "connected, --resume goes on"
         )
+
+
+def _why_it_ended(opened: Any, job: str, meta: Mapping[str, Any], state: str) -> str:
+    """Why a job ended without its run's last word to us, and what to do."""
+    from fedmend.deploy import standing
+
+    outcomes: dict[str, str] = {}
+    with contextlib.suppress(Exception):  # the server may be going down as well
+        outcomes, _ = standing.ask(opened)
+    became = outcomes.get(job)
+    if became == "finished":
+        return "the run is finished, but its result was not fetched in time: --resume fetches it"
+    if became:
+        return f"the run {became}"
+    detail = meta.get("job_deploy_detail") or meta.get("schedule_history") or []
+    details = detail if isinstance(detail, list) else [detail]
+    bad = "; ".join(str(each) for each in details if not str(each).endswith(": OK"))
+    words = printable(f": {bad}" if bad else "", 300)
+    return (
+        f"the run's process at the server ended before the run did ({state}{words}): it was "
+        "stopped, or killed (by lack of memory, say); the log at the server says more, and "
+        "--resume goes on from the last checkpoint"
+    )
 
 
 def _show(event: Mapping[str, Any], watch: Watch) -> str | None:

@@ -181,6 +181,31 @@ def test_people_get_what_our_commands_ask_for_and_nothing_else(
         assert federation.stage.processes[party].poll() is None
 
 
+def test_a_kit_that_is_used_twice(federation: Federation, tmp_path: Path) -> None:
+    """The second one is refused, both and `status` say so, a run goes on; then they may change."""
+    stage = federation.stage
+    shutil.copytree(stage.kit_folders / "silo-2", tmp_path / "copy")
+    shutil.copytree(stage.graph("silo-2"), stage.graph("twin"))
+    try:
+        stage.start("twin", tmp_path / "copy")
+        stage.wait_for("twin", "the server refuses: this kit is in use by another process", 60)
+        stage.wait_for("silo-2", "the server says: this kit is used a second time, from ", 20)
+        assert "connected to the server" not in stage.printed("twin")
+        status = federation.command("status", stage.kit_folders / kits.OBSERVER)
+        assert status.finish() == 0, status.text
+        assert "The kit of silo-2 was used a second time, from " in status.text
+        run = tmp_path / "run"
+        submitted = federation.submit("fedavg", run, 4)
+        assert submitted.finish() == 0, submitted.text
+        assert same_weights(weights_of(run), in_process("fedavg", 4).weights)
+        assert any("silo-2: to take part from" in each for each in refusals(federation, "server"))
+        stage.stop("silo-2")
+        stage.wait_for("twin", "ready", 60)
+    finally:
+        stage.stop("twin")
+        shutil.rmtree(stage.graph("twin"))
+
+
 def test_a_silo_that_speaks_in_the_servers_name(federation: Federation) -> None:
     order = {**ADMIN, "request": "train.shutdown", "body": "", "pretend": "server"}
     ask(federation, "silo-0", "silo-1", **order)

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from fedmend.deploy import kits
+from fedmend.privacy.policy import POLICY_FILE
 from tests.integration.flare.conftest import (
     Federation,
     in_process,
@@ -60,6 +61,42 @@ def test_killed_silos_are_lost_and_the_rest_go_on(federation: Federation, tmp_pa
 def newest(federation: Federation, party: str) -> psutil.Process:
     """The process of a party's run: FLARE's own program started it."""
     return max(federation.family(party), key=psutil.Process.create_time)
+
+
+def test_a_run_whose_process_died_says_why_and_what_to_do(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """And `status` says what became of runs: of it, of one that could not start, of others."""
+    slowly(federation)
+    died, refused, done = (tmp_path / name for name in ("died", "refused", "done"))
+    submitted = federation.submit("fedavg", died, ROUNDS)
+    submitted.wait_for("silos are starting", 60)
+    federation.stage.wait_for("silo-1", "training, round 1", 60)
+    newest(federation, kits.SERVER).send_signal(signal.SIGKILL)
+    assert submitted.finish() == 2
+    assert "the run's process at the server ended before the run did" in submitted.text
+    assert "--resume" in submitted.text
+    assert "OK" not in submitted.text
+    federation.calm()
+    policy = federation.stage.kit_folders / "silo-1" / POLICY_FILE
+    before = policy.read_text()
+    try:
+        policy.write_text('refuse_kinds = ["weights"]\n')
+        assert federation.submit("fedavg", refused, 2).finish() == 2
+    finally:
+        policy.write_text(before)
+    assert federation.submit("fedavg", done, 2).finish() == 0
+    status = federation.command("status", federation.stage.kit_folders / kits.OBSERVER, "--json")
+    assert status.finish() == 0, status.text
+    found = {each["name"]: each["status"] for each in json.loads(status.lines[-1])["jobs"]}
+
+    def became(run: Path) -> str:
+        name = json.loads((run / "deployment.json").read_text())["run"]
+        return str(found[f"fedavg-{name}"])
+
+    assert became(done) == "finished"
+    assert became(refused).startswith("failed: silo-1 takes no part: its policy lets no weights")
+    assert became(died).startswith("ended before its run did")
 
 
 @pytest.fixture(scope="module")
