@@ -100,6 +100,7 @@ class HiFGLSettings(
     keep_optimizer: bool = config.setting(
         True, "a silo's optimiser remembers across rounds", only=_BY_SILOS
     )
+    hides_with_noise = SecretSettings.hides_with_noise  # a model's settings say no, and come first
 
     @property
     def shared(self) -> Shared:
