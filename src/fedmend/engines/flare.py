@@ -8,7 +8,8 @@ per silo (`deploy.job` makes them of FLARE's proxies), and the `SiloEndpoint` at
 No call ever waits for a silo's work. A line asks the endpoint to perform a step and waits a moment;
 while the silo is still busy, short calls ask again. A silo that is dead or cut off therefore leaves
 a single short call unanswered and is known to be lost within `answer_within` seconds, whatever the
-step's own time limit is; and nothing is left hanging when a run ends.
+step's own time limit is; and nothing is left hanging when a run ends. A server that was itself held
+up asks again.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from fedmend.engines.endpoint import (
     PlatformPhase,
     SiloEndpoint,
 )
+from fedmend.engines.pauses import Pauses
 from fedmend.engines.printable import printable
 from fedmend.errors import FederationError, RefusedError, StorageError, WireError
 from fedmend.evaluation.evaluate import joint_scores, mean_scores
@@ -116,6 +118,7 @@ class Flare(EngineBase[S]):
         }
         self._pool = ThreadPoolExecutor(max(1, len(self._lines)), thread_name_prefix="line")
         self._closed = threading.Event()
+        self._pauses = Pauses(self._closed)
         self._probes = threading.Thread(target=self._probe, name="probe", daemon=True)
         self._probes.start()
 
@@ -208,8 +211,13 @@ class Flare(EngineBase[S]):
         line, started, asked = self._lines[name], time.monotonic(), step
         within = self._answer_within + len(request) / SLOWEST  # a reply is often as large
         limit = self._time_limit(name)
+        paused, connecting = self._pauses.seconds(), 0.0
         while True:
             patience = _PATIENCE
+            if (now_paused := self._pauses.seconds()) > paused:
+                # It was us who did not listen: no silo's time, and connections may be gone.
+                started += now_paused - paused
+                paused, connecting = now_paused, time.monotonic() + within
             if limit is not None:
                 left = started + limit - time.monotonic()
                 if left <= 0:
@@ -219,6 +227,9 @@ class Flare(EngineBase[S]):
             try:
                 answer = line(ticket, where, asked, request, patience, within)
             except (TimeoutError, ConnectionError) as error:
+                if self._pauses.seconds() > paused or time.monotonic() < connecting:
+                    self._closed.wait(0.2)
+                    continue
                 lost = SiloLost(name, _why_unreached(error, within))
                 self._unreached[name] = lost
                 return lost

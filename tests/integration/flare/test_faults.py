@@ -164,6 +164,28 @@ def test_a_killed_server_and_a_restarted_silo_go_on_to_the_same_weights(
     assert record_of(run)["said"] == []
 
 
+def test_a_server_that_was_held_up_asks_again(federation: Federation, tmp_path: Path) -> None:
+    """No living silo is lost, nor are the same weights."""
+    slowly(federation)
+    run = tmp_path / "run"
+    submitted = federation.submit("fedavg", run, ROUNDS)
+    submitted.wait_for("silos are starting", 60)
+    federation.stage.wait_for("silo-1", "training, round 1", 60)
+    server = federation.family(kits.SERVER)
+    for process in server:
+        process.suspend()
+    time.sleep(HELD_UP)
+    for process in server:
+        process.resume()
+    assert submitted.finish() == 0, submitted.text
+    assert record_of(run)["said"] == []
+    assert same_weights(weights_of(run), in_process("fedavg", ROUNDS).weights)
+
+
+HELD_UP = 12.0
+"""Seconds; more than a silo may be silent."""
+
+
 def wait_for_file(federation: Federation, folder: Path, pattern: str) -> None:
     deadline = time.monotonic() + 60
     while not any(folder.glob(pattern)):
