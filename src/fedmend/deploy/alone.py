@@ -8,7 +8,6 @@ belongs to. A server keeps to the one that it knows as long as that one gives si
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from typing import Any
 
@@ -22,11 +21,8 @@ from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 
 from fedmend.deploy.audit import Audit
 from fedmend.deploy.sockets import SCHEME
-from fedmend.deploy.status import tell
+from fedmend.deploy.status import START, tell
 from fedmend.engines.printable import printable
-
-START = "FEDMEND_START"
-"""In the environment of a party's processes: which start of the party they belong to."""
 
 NOTICE = "fedmend notice"
 """FLARE's channel and topic, and the header, for what a server tells a silo's terminal."""
@@ -43,7 +39,7 @@ twice: dict[str, str] = {}
 
 def install(audit: Audit) -> None:
     """Have this process say which start it belongs to, and look at what others say."""
-    start = os.environ.setdefault(START, secrets.token_hex(8))
+    start = os.environ[START]
     greet, let_in = SfmConnection.send_handshake, ConnManager.update_endpoint
     told: set[str] = set()
 

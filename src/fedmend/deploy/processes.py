@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ import psutil
 from fedmend.data.tables import find_table
 from fedmend.deploy import kits
 from fedmend.deploy.kits import Kit
-from fedmend.deploy.status import READY, STATUS
+from fedmend.deploy.status import READY, START, STATUS
 from fedmend.deploy.workspace import parent_options, server_workspace, silo_workspace
 from fedmend.errors import FederationError, SettingsError, StorageError
 from fedmend.files import make_folder, storage_errors, write_json
@@ -159,7 +160,8 @@ def _look_after(kind: str, kit: Kit, root: Path, state: Path, tell: Tell) -> int
 
 def start_child(kind: str, root: Path, options: list[str], state: Path) -> subprocess.Popen[bytes]:
     """FLARE's program, in a session of its own: Ctrl-C in the terminal is ours to handle."""
-    environment = {**os.environ, **FLARE_VARIABLES, "PYTHONUNBUFFERED": "1"}
+    own = {START: secrets.token_hex(8), "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, **FLARE_VARIABLES, **own}
     with storage_errors(state):
         return subprocess.Popen(
             [sys.executable, "-m", "fedmend.deploy.site", kind, str(root), *options],

@@ -1,4 +1,4 @@
-"""Status lines: how a party's own processes speak to its terminal."""
+"""Status lines, how a party's own processes speak to its terminal; and what they inherit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ STATUS = "fedmend| "
 
 READY = "ready"
 """The status line of a party that can be worked with."""
+
+START = "FEDMEND_START"
+"""In the environment of a party's processes: which start of the party they belong to."""
 
 LONGEST_LINE = 1000
 """Characters of a status line or an error; some of their words come from other parties."""
