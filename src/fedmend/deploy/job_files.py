@@ -47,7 +47,7 @@ _PLAN: Mapping[str, type | tuple[type, ...]] = {
 }
 
 _RUN = re.compile(r"[0-9a-f]{16}")
-_METHOD = re.compile(r"[a-z0-9+-]{1,40}")
+_METHOD = re.compile(r"[a-z][a-z0-9_+-]{0,62}")
 
 
 def job_files(plan: Mapping[str, Any], silos: list[str]) -> dict[str, Any]:
