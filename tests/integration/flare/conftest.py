@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,18 @@ SETTINGS: dict[str, Any] = {
 SABOTEUR = Path(__file__).parent / "saboteur"
 
 
+def settings_of(method: str) -> dict[str, Any]:
+    """Those of the settings that a method has; all of them where it is not one of ours."""
+    if method not in METHODS:
+        return SETTINGS
+    known = {each.name for each in fields(METHODS[method].settings_type)}
+    return {name: value for name, value in SETTINGS.items() if name in known}
+
+
 @cache
 def in_process(method: str, rounds: int) -> Result:
     mode = METHODS[method].deployed_evaluation
-    return train(method, PARTITION, evaluation=mode, rounds=rounds, **SETTINGS)
+    return train(method, PARTITION, evaluation=mode, rounds=rounds, **settings_of(method))
 
 
 @dataclass
@@ -133,7 +141,8 @@ class Federation:
 
     def submit(self, method: str, out: Path, rounds: int, *options: str, kit: str = "") -> Running:
         folder = self.stage.kit_folders / (kit or kits.SUBMITTER)
-        pairs = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")]
+        given = settings_of(method).items()
+        pairs = [part for key, value in given for part in ("--set", f"{key}={value}")]
         where = [] if "--resume" in options else ["--out", str(out)]
         return self.command(
             "submit", folder, method, "--rounds", str(rounds), *pairs, *where, *options

@@ -133,6 +133,8 @@ def test_a_job_brings_no_code_of_a_plugin(federation: Federation, tmp_path: Path
         federation.stage.environment = {**environment, "FEDMEND_PLUGINS": str(file)}
         federation.kill("server")
         federation.revive("server")
+        for silo in federation.stage.silos:  # they come back by themselves
+            federation.stage.wait_for("server", f"silo {silo} is connected", 60)
         refused = federation.submit("held", tmp_path / "second", 2, *plugin)
         assert refused.finish() == 2
         assert "takes no part: it has no method 'held': install it at the silo" in refused.text
