@@ -308,7 +308,10 @@ MESSAGES_OF = {
 }
 
 
-WHAT_LEAVES |= {method: {"weights", "metrics", "counts", "framing"} for method in FROM_OUTSIDE}
+WHAT_LEAVES |= {
+    **{method: {"weights", "metrics", "framing"} for method in FROM_OUTSIDE},
+    "fedavg-plain": {"weights", "metrics", "counts", "framing"},
+}
 WHAT_COMES |= {method: {"weights", "framing"} for method in FROM_OUTSIDE}
 MESSAGES_OF |= {
     **{

@@ -12,14 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
-from fedmend.errors import FederationError, UnknownNameError
+from fedmend import register
+from fedmend.errors import FederationError, SettingsError, UnknownNameError
 from fedmend.evaluation.metrics import (
     METRICS,
+    Accuracy,
     accuracy,
     counts_by_class,
     figures_of,
     macro_f1,
     metric,
+    statistics,
 )
 from fedmend.evaluation.summary import graph_information_gain, recovered_share, summarise
 
@@ -175,3 +178,67 @@ def test_graph_information_gain() -> None:
     assert graph_information_gain(0.8555, 0.5698, 0.8689) == pytest.approx(0.9552, abs=1e-4)
     assert graph_information_gain(0.6125, 0.6450, 0.7748) == pytest.approx(-0.2504, abs=1e-4)
     assert math.isnan(graph_information_gain(0.9, 0.8, 0.8))
+
+
+# From outside
+
+
+class Rounded(Accuracy):
+    """Something about it cannot be summed up over silos."""
+
+    name = "rounded"
+
+
+class Mean(Rounded):
+    def statistic(self, scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        found = super().statistic(scores, targets)
+        return found // found[1].clamp(min=1)
+
+
+class Growing(Rounded):
+    def statistic(self, scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return targets
+
+
+class Trusting(Rounded):
+    def fits(self, statistic: torch.Tensor, classes: int) -> bool:
+        return True
+
+
+class Strict(Rounded):
+    def fits(self, statistic: torch.Tensor, classes: int) -> bool:
+        return False
+
+
+class Endless(Rounded):
+    def figure(self, statistic: torch.Tensor) -> float:
+        return float(statistic[0]) / float(statistic[1]) if statistic[1] else math.nan
+
+
+class Countless(Rounded):
+    def nodes(self, statistic: torch.Tensor) -> int:
+        return 7
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (Mean, "must give statistics that add up"),
+        (Growing, "must give statistics of one shape"),
+        (Trusting, "takes any numbers for its statistics"),
+        (Strict, "does not take its own statistics"),
+        (Endless, "must give a finite figure"),
+        (Countless, "must know of how many nodes"),
+        (Accuracy, "must be a fedmend.evaluation.metrics.Metric of that name"),
+    ],
+)
+def test_a_metric_that_silos_cannot_sum_up_is_refused(given: type[Accuracy], said: str) -> None:
+    with pytest.raises(SettingsError, match=f"metric 'rounded' {said}"):
+        register("metric", "rounded", given)
+    assert "rounded" not in METRICS
+
+
+def test_what_is_in_use_is_in_the_figures() -> None:
+    assert set(METRICS.built_in) <= set(METRICS.in_use())
+    scores, targets = torch.eye(3), torch.tensor([0, 1, 1])
+    assert statistics(scores, targets).keys() == METRICS.in_use().keys()

@@ -62,8 +62,10 @@ def test_every_entry_point(typed: Path) -> None:
             for group, points in offered.items()
         )
     )
-    lists = fedmend("methods", "backbones", "splits", "datasets", at=typed, plugins=str(typed))
-    names = ("median", "sum-net", "by-feature", "ring")
+    lists = fedmend(
+        *("methods", "backbones", "splits", "datasets", "metrics"), at=typed, plugins=str(typed)
+    )
+    names = ("median", "sum-net", "by-feature", "ring", "worst-class")
     for done, name in zip(lists, names, strict=True):
         assert (done.code, done.err) == (0, "")
         assert any(line.startswith(f"{name} ") for line in done.out.splitlines())

@@ -31,11 +31,13 @@ OFFERED = {
     "backbones": "plain-gcn",
     "splits": "by-degree",
     "datasets": "caves",
+    "metrics": "balanced-accuracy",
 }
 
 
 def test_it_is_in_every_list_and_runs_on_the_command_line(installed: str, tmp_path: Path) -> None:
     on = "--dataset caves:caves=6 --silos 2 --split by-degree --backbone plain-gcn --rounds 2"
+    on += " --set metric=balanced-accuracy"
     *lists, settings, trained, cut, predicted = fedmend(
         *OFFERED,
         "methods fedmedian",
@@ -58,8 +60,9 @@ def test_it_is_in_every_list_and_runs_on_the_command_line(installed: str, tmp_pa
     # The run says whose it is, and where that is missing, one line says so too.
     record = json.loads((tmp_path / "it" / "record.json").read_text())
     assert record["plugins"] == dict.fromkeys(
-        ("method", "backbone", "partitioner", "dataset"), "fedmend-example 0.3.1"
+        ("method", "backbone", "partitioner", "dataset", "metric"), "fedmend-example 0.3.1"
     )
+    assert set(record["rounds"]["training"]["0"]) == {"validation_balanced-accuracy"}
     for done in fedmend("predict it --graph silos/silo-0", "report it", at=tmp_path):
         assert done.code == 2
         assert "its method 'fedmedian' is of the plugin 'fedmend-example 0.3.1'" in done.err
@@ -73,6 +76,7 @@ def test_without_it_every_name_is_refused_in_one_line(tmp_path: Path) -> None:
         "run fedavg --backbone plain-gcn": "unknown value of backbone 'plain-gcn'",
         "run fedavg --split by-degree": "unknown split 'by-degree'",
         "run fedavg --dataset caves": "unknown dataset 'caves'",
+        "run fedavg --set metric=balanced-accuracy": "unknown value of metric 'balanced-accuracy'",
     }
     *refused, one, other = fedmend(*said, "methods", "splits", at=tmp_path)
     for done, sentence in zip(refused, said.values(), strict=True):

@@ -1,4 +1,4 @@
-"""`fedmend methods|backbones|datasets|splits`: what there is, one line each."""
+"""`fedmend methods|backbones|datasets|splits|metrics`: what there is, one line each."""
 
 from __future__ import annotations
 
@@ -51,6 +51,14 @@ def backbones() -> None:
     from fedmend.models.backbones import BACKBONES
 
     _list(BACKBONES, lambda each: each.description)
+
+
+def metrics() -> None:
+    """List the metrics."""
+    from fedmend.evaluation.metrics import METRICS
+    from fedmend.plugins.registry import first_line
+
+    _list(METRICS, lambda each: first_line(type(each)))
 
 
 def datasets() -> None:

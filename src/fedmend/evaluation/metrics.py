@@ -6,14 +6,16 @@ figures do not. What silos say together and what several seeds say is in `evalua
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedmend.errors import FederationError, UnknownNameError
+from fedmend.errors import FederationError, SettingsError
+from fedmend.plugins.registry import Registry
 
 MOST_NODES = 2**53
 """More nodes than a silo can have: counts up to here add up exactly, in any type."""
@@ -124,20 +126,57 @@ class MacroF1(Metric):
         return int(statistic[1].sum())
 
 
-METRICS: dict[str, Metric] = {each.name: each for each in (Accuracy(), MacroF1())}
-"""Every metric by its name; a run's result has all of them."""
+def _accepted(name: str, given: Any) -> Metric:
+    """A metric from outside: a class, or an object of it, that does what silos rely on."""
+    made = given() if isinstance(given, type) and issubclass(given, Metric) else given
+    if not isinstance(made, Metric) or made.name != name:
+        raise SettingsError(
+            f"metric {name!r} must be a fedmend.evaluation.metrics.Metric of that name, "
+            f"got {given!r:.80}"
+        )
+    wrong = _wrong(made)
+    if wrong is not None:
+        raise SettingsError(f"metric {name!r} {wrong}")
+    return made
+
+
+def _wrong(tried: Metric) -> str | None:
+    """Why a metric could not be summed up over silos; tried out on seven nodes of three classes."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(7, 3, generator=generator)
+    targets = torch.tensor([0, 1, 2, 2, 1, 0, 2])
+    whole = tried.statistic(scores, targets)
+    parts = [tried.statistic(scores[at], targets[at]) for at in (slice(2), slice(2, 7), slice(0))]
+    if any(part.shape != whole.shape or part.dtype != whole.dtype for part in parts):
+        return "must give statistics of one shape and type, however many the nodes: none, too"
+    if not torch.allclose(sum(parts[1:], parts[0]), whole):
+        return "must give statistics that add up: those of some nodes and of the others to all's"
+    if not all(tried.fits(each, 3) for each in (whole, *parts)):
+        return "does not take its own statistics for such (fits)"
+    if tried.fits(torch.full_like(whole, -1), 3):
+        return "takes any numbers for its statistics (fits): a silo may send what it likes"
+    if [tried.nodes(each) for each in (whole, parts[-1])] != [7, 0]:
+        return "must know of how many nodes a statistic is (nodes)"
+    figures = [tried.figure(each) for each in (whole, *parts)]
+    if not all(isinstance(each, float) and math.isfinite(each) for each in figures):
+        return "must give a finite figure, of no nodes at all too"
+    return None
+
+
+METRICS: Registry[Metric] = Registry(
+    "metric", {each.name: each for each in (Accuracy(), MacroF1())}, _accepted
+)
+"""Every metric by its name; a run's result has ours, and those from outside that are in use."""
 
 
 def metric(name: str) -> Metric:
     """The metric of this name; an error with the nearest one if there is none."""
-    if name not in METRICS:
-        raise UnknownNameError("metric", name, METRICS)
-    return METRICS[name]
+    return METRICS.find(name)
 
 
 def statistics(scores: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """The statistic of every metric."""
-    return {name: each.statistic(scores, targets) for name, each in METRICS.items()}
+    """The statistic of every metric in use."""
+    return {name: each.statistic(scores, targets) for name, each in METRICS.in_use().items()}
 
 
 def figures(found: Mapping[str, Tensor]) -> dict[str, float]:

@@ -1,1 +1,1 @@
-"""Methods, backbones, partitioners and datasets from outside, by name."""
+"""Methods, backbones, partitioners, datasets and metrics from outside, by name."""

@@ -43,6 +43,7 @@ KINDS = {
     "backbone": "fedmend.models.backbones:BACKBONES",
     "partitioner": "fedmend.data.partitioners:PARTITIONERS",
     "dataset": "fedmend.data.datasets:DATASETS",
+    "metric": "fedmend.evaluation.metrics:METRICS",
 }
 """Where the registry of each kind stands; its group of entry points is `fedmend.KINDs`."""
 
@@ -135,6 +136,10 @@ class Registry(Mapping[str, E], Generic[E]):
             self._entries[name] = self._accept(name, given)
             self._plugins[name] = plugin
 
+    def in_use(self) -> dict[str, E]:
+        """Our own, and those from outside that were asked for or registered in this process."""
+        return dict(self._entries)
+
     def plugin_of(self, name: str) -> Plugin | None:
         """Where the entry of this name comes from; None if it is our own."""
         return self._plugins.get(name)
@@ -212,14 +217,14 @@ class Registry(Mapping[str, E], Generic[E]):
 
 
 def register(kind: str, name: str, entry: Any) -> None:
-    """Make a method, backbone, partitioner or dataset known by a name (see docs/extend.md).
+    """Make a method, backbone, partitioner, dataset or metric known (see docs/extend.md).
 
     Args:
-        kind: `method`, `backbone`, `partitioner` or `dataset`.
+        kind: `method`, `backbone`, `partitioner`, `dataset` or `metric`.
         name: what it is called in settings, on the command line and in records.
         entry: a `fedmend.methods.Method`; a function from a `ModelShape` to a `torch.nn.Module`;
             a function (graph, silos, rng, **options) to silo numbers; a function (**options) to
-            a `Graph`.
+            a `Graph`; a `fedmend.evaluation.metrics.Metric`.
     """
     registry(kind).add(name, entry, _current[-1])
 

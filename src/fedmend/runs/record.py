@@ -183,8 +183,8 @@ class Record(Figures):
 
     source: how the silos can be made again. rounds: figures by phase and round. said: what the
     user was told. privacy: an account of every mechanism of the method that hides something.
-    plugins: of its method, backbone, partitioner and dataset those from outside, by kind: the
-    plugin and its version.
+    plugins: of its method, backbone, partitioner, dataset and metric those from outside, by kind:
+    the plugin and its version.
     """
 
     engine: Engine

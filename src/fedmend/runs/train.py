@@ -306,6 +306,7 @@ def carry_out(
             backbone=model.backbone,
             partitioner=what["split"].how,
             dataset=str(about.get("dataset")).partition(":")[0],
+            metric=config.metric,
         ),
         model=model,
         label_names=run.schema.label_names,
