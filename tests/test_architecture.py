@@ -19,9 +19,9 @@ FILES = {
 }
 
 LAYERS = [
-    {"errors", "files", "config", "graph", "plugins"},
+    {"errors", "files", "config", "graph", "plugins", "training.streams"},
     {"data", "privacy"},
-    {"models", "federation", "evaluation", "training.state", "training.streams"},
+    {"models", "federation", "evaluation", "training.state"},
     {
         "runs.record",
         "runs.renamed",

@@ -14,8 +14,6 @@ from fedmend.data.masks import random_masks
 from fedmend.data.partition import Partition, split
 from fedmend.files import plain, typed
 from fedmend.graph import Graph
-from fedmend.privacy.account import Account
-from fedmend.privacy.accountants.nfdp import EdgeLDP
 from fedmend.runs.cells import known_settings
 from fedmend.runs.record import Figures
 
@@ -107,17 +105,3 @@ def some_figures(**changes: Any) -> Figures:
     }
     found: Figures = typed(Figures, {**known, **changes})
     return found
-
-
-def account_of(worth: EdgeLDP) -> Account:
-    """An account as FedDEP gives it, of the theorem's arithmetic."""
-    bound = worth.recomputed.sampled
-    return Account(
-        mechanism="neighbour sampling (NFDP)",
-        per="an edge",
-        epsilon=bound.epsilon,
-        delta=bound.delta,
-        uses=100,
-        sentence=worth.sentence,
-        details=worth.to_dict(),
-    )

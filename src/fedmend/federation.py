@@ -25,6 +25,7 @@ from typing import (
     Annotated,
     Any,
     Generic,
+    TypedDict,
     TypeVar,
     dataclass_transform,
     get_args,
@@ -37,13 +38,13 @@ from torch import Tensor
 from fedmend.errors import TooFewSilosError
 from fedmend.models.predictor import Predictor, predictor
 from fedmend.privacy.ledger import Kind, Ledger
+from fedmend.privacy.noise import NO_NOISE, NoiseSource
 from fedmend.training.state import Composed
 
 if TYPE_CHECKING:
     import torch
 
     from fedmend.graph import Graph
-    from fedmend.privacy.account import Account
 
 TENSORS, NUMBERS = dict[str, Tensor], dict[str, float]
 FIELD_TYPES = (Tensor, TENSORS, bool, int, float, str, NUMBERS)
@@ -227,6 +228,15 @@ class Schema:
         return len(self.label_names)
 
 
+class Handed(TypedDict, total=False):
+    """What whoever builds a silo hands over, beside its data and the settings.
+
+    noise: what hides something is drawn from it alone, never from the seed.
+    """
+
+    noise: NoiseSource
+
+
 class SiloBase(Composed):
     """One silo of a method: its graph and its models, held for the whole run.
 
@@ -234,11 +244,14 @@ class SiloBase(Composed):
     in `parts`.
     """
 
-    def __init__(self, name: str, graph: Graph, settings: Any, seed: int) -> None:
+    def __init__(
+        self, name: str, graph: Graph, settings: Any, seed: int, *, noise: NoiseSource = NO_NOISE
+    ) -> None:
         self.name = name
         self.graph = graph
         self.settings = settings
         self.seed = seed
+        self.noise = noise
 
     def own_weights(self) -> dict[str, Tensor] | None:
         """This silo's own model where the method has one per silo; it never leaves by itself."""
@@ -257,6 +270,10 @@ class SiloBase(Composed):
     def generated_neighbours(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """For measuring how good they are: generated rows, their nodes, and all nodes' own rows."""
         return None
+
+    def privacy_facts(self) -> dict[str, float]:
+        """Counts of which the method's privacy accounts are made (`Method.privacy`)."""
+        return {}
 
     def inside(self) -> Ledger | None:
         """What crossed between this silo and its devices, where the two are told apart."""
@@ -311,14 +328,6 @@ class Federation(ABC, Generic[S]):
     @abstractmethod
     def say(self, sentence: str) -> None:
         """Tell the user something that matters (a lost silo, a shrunken setting), once."""
-
-    @abstractmethod
-    def account(self, account: Account) -> None:
-        """Say what a mechanism's uses in this run are worth, for the user and the record.
-
-        For what only the run itself can tell; what follows from settings and counts of the silos'
-        data is the method's `privacy`.
-        """
 
     @abstractmethod
     def remember(self, known: Mapping[str, Tensor]) -> None:

@@ -22,7 +22,7 @@ from fedmend.runs.cells import Cell, Engine, run_cells  # noqa: E402  # after wh
 from fedmend.runs.plan import Source  # noqa: E402
 from fedmend.runs.retrace import Retracer  # noqa: E402
 from tests.browser.chromium import Tab, browse  # noqa: E402
-from tests.tiny import QUICK, account_of  # noqa: E402
+from tests.tiny import QUICK  # noqa: E402
 
 pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed")
 
@@ -48,7 +48,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = out / "fedavg/seed-0/record.json"
     record = json.loads(path.read_text())
     worth = nfdp(5, 15, layers=2, epochs=50, rate=0.5)
-    record["privacy"] = [account_of(worth).to_dict()]
+    record["privacy"] = [worth.to_account().to_dict()]
     places = [[i / 10, (i * i) % 7] for i in range(40)]
     record["generator"] = {
         "predicted": [0.2, 1.4, 2.6, 3.0, 12.0],

@@ -54,6 +54,7 @@ from fedmend.files import plain
 from fedmend.graph import Graph
 from fedmend.methods import METHODS, fedavg
 from fedmend.privacy.ledger import Ledger
+from fedmend.privacy.noise import PublicNoise
 from fedmend.privacy.policy import Policy
 from fedmend.reports import page
 from fedmend.reports.views import read_views
@@ -168,11 +169,43 @@ deployable = pytest.mark.parametrize(
 @pytest.fixture
 def noise_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise that hides something is drawn as in-process: else no two runs could be compared."""
-    monkeypatch.setattr(endpoint_module, "DeployedSeed", int)
+
+    def noise(endpoint: SiloEndpoint) -> PublicNoise:
+        return PublicNoise(endpoint._known()[0].seed, endpoint.name)
+
+    monkeypatch.setattr(SiloEndpoint, "_noise", noise)
 
 
 def methods_rows(ledger: Ledger) -> list[Any]:
     return [entry for entry in ledger.entries if not of_the_platform(entry)]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("feddep-no-nfdp", {}),
+        ("fedggr", {"embedding_noise": 1.0}),
+        ("hifgl", {"below_minimum": "noise"}),
+    ],
+)
+def test_two_runs_with_one_seed_have_different_noise(
+    method: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    found = []
+    for name in ("one", "other"):
+        place = Place(tmp_path / name)
+        record = place.run(method, settings=settings)
+        assert any(account.drawn for account in record.privacy)
+        found.append(place.weights)
+        place.close()
+    in_process = train(
+        method,
+        PARTITION,
+        evaluation=METHODS[method].deployed_evaluation,
+        **{**accepted(method, SETTINGS), **settings},
+    )
+    assert not same_weights(found[0], found[1])
+    assert not same_weights(found[0], in_process.weights)
 
 
 @deployable
@@ -890,7 +923,7 @@ def test_a_privacy_account_says_who_is_not_in_it(place: Place) -> None:
             raise TimeoutError
         return dead(ticket, where, *rest)
 
-    (account,) = place.run("fedggr", {**place.lines, "silo-1": deaf}).privacy
+    account = place.run("fedggr", {**place.lines, "silo-1": deaf}).privacy[0]
     assert account.details["without"] == ["silo-1"]
     assert account.sentence.endswith("lost by then: silo-1.")
     nodes = sum(graph.num_nodes for name, graph in PARTITION.silos.items() if name != "silo-1")

@@ -45,6 +45,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "hifgl devices": ("hifgl", {"setting": "devices", "backbone": "sage"}),
     "hifgl three layers, shares checked": ("hifgl", {"layers": 3, "check_shares": 1}),
     "hifgl every neighbour": ("hifgl", {"min_neighbours": 1, "input_min_neighbours": 1}),
+    "hifgl noised": ("hifgl", {"below_minimum": "noise"}),
     "fedggr proximal": ("fedggr", {"aggregation": "fedprox", "mu": 0.1}),
     "fedggr personal": ("fedggr", {"aggregation": "fedper"}),
     "fedggr noised": ("fedggr", {"embedding_noise": 0.5, "gradient_noise": 0.5}),

@@ -30,8 +30,8 @@ from fedmend.methods.feddep import (
     nearest_prototypes,
 )
 from fedmend.models.predictor import predict
-from fedmend.privacy.account import finite
-from fedmend.privacy.accountants.gaussian import gaussian_epsilon
+from fedmend.privacy.account import Account, finite
+from fedmend.privacy.accountants.gaussian import DELTA, gaussian_epsilon
 from fedmend.runs.record import RECORD
 from fedmend.runs.train import Result, train
 from tests.tiny import QUICK, comparable, rebuilt, same_weights, tiny_graph, tiny_partition
@@ -549,17 +549,31 @@ def test_prototypes_that_are_missing_generate_nothing() -> None:
 
 def test_dp_sgd_counts_every_epoch_whatever_the_silos_size() -> None:
     """A term is in one batch of every shuffled epoch; sampling would need luck on top."""
-    few = FedDEPSettings(protection="dp-sgd", noise=2.0, rounds=3, encoder_epochs=4)
-    account = feddep.dp_sgd_account(few, [325, 64])
+    few = FedDEPSettings(protection="dp-sgd", noise=2.0)
+
+    def worth(*sizes: int) -> Account:
+        facts = {str(size): {"training_nodes": float(size), "uses": 7.0} for size in sizes}
+        return feddep.dp_sgd_account(few, facts)
+
+    account = worth(325, 64)
     assert account.uses == 7
-    assert account.epsilon == gaussian_epsilon(2.0, 7, feddep.DELTA)
-    assert feddep.dp_sgd_account(few, [1000]).epsilon == account.epsilon
+    assert account.epsilon == gaussian_epsilon(2.0, 7, DELTA) == worth(1000).epsilon
     # The silo with the fewest nodes is not always the worst: 65 make two batches an epoch.
-    one, other, both = (
-        feddep.dp_sgd_account(few, sizes).details["epsilon_if_sampled"]
-        for sizes in ([64], [65], [64, 65])
-    )
-    assert both == max(one, other) == other
+    sampled = [worth(*sizes).details["epsilon_if_sampled"] for sizes in [(64,), (65,), (64, 65)]]
+    assert sampled[2] == max(sampled) == sampled[1]
+
+
+@pytest.mark.parametrize("batch_size", [0, 5])
+def test_dp_sgd_accounts_for_what_was_done(batch_size: int) -> None:
+    more = {**SMALL, "batch_size": batch_size, "local_epochs": 2}
+    (account,) = train("feddep-no-nfdp", PARTITION, **more).record.privacy
+    done = SMALL["encoder_epochs"] + SMALL["rounds"] * 2
+    assert account.uses == done
+    assert account.drawn
+    assert account.epsilon == gaussian_epsilon(2.0, done, DELTA)
+    (silent,) = train("feddep-no-nfdp", PARTITION, noise=0.0, **more).record.privacy
+    assert (silent.epsilon, silent.uses, silent.drawn) == (None, done, False)
+    assert "no noise, no protection" in silent.sentence
 
 
 def test_a_loss_that_noise_hides_is_not_told() -> None:

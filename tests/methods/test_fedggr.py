@@ -31,19 +31,18 @@ from fedmend.methods.fedggr import (
     NodeEmbeddings,
     Silo,
     SplitUpdate,
-    noised,
 )
 from fedmend.models.backbones import build
 from fedmend.models.features import Features
 from fedmend.models.learned_graph import LearnedGraph, Pairs
 from fedmend.models.neighbour_search import nearest_neighbours
 from fedmend.models.predictor import predict
+from fedmend.privacy.noise import PublicNoise
 from fedmend.runs import node_memory
 from fedmend.runs.predict import predictor_of
 from fedmend.runs.record import read_run
 from fedmend.runs.train import Result, train
 from fedmend.training.autoencoder import AutoencoderTraining
-from fedmend.training.streams import HidingNoise
 from tests.tiny import rebuilt, same_weights, tiny_graph, tiny_partition
 
 SMALL: dict[str, Any] = {
@@ -70,7 +69,10 @@ def federation(
     kind: type[Silo] = Silo,
 ) -> InProcess[Silo]:
     some = next(iter(partition.silos.values()))
-    built = [kind(name, graph, settings, 0) for name, graph in sorted(partition.silos.items())]
+    built = [
+        kind(name, graph, settings, 0, noise=PublicNoise(0, name))
+        for name, graph in sorted(partition.silos.items())
+    ]
     schema = Schema(some.num_features, some.label_names)
     return InProcess(built, schema, 0, workers=1, faults=faults)
 
@@ -508,32 +510,24 @@ def test_training_ends_when_validation_does_not_become_better(tmp_path: Path, me
 # Noise
 
 
-def test_noised_rows_are_clipped_first() -> None:
-    rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    assert noised(rows, 1.0, 0.0, HidingNoise(1)) is rows
-    drawn = HidingNoise(1).normal(3, 2)
-    found = noised(rows, 1.0, 0.5, HidingNoise(1))
-    clipped = torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]])
-    torch.testing.assert_close(found, clipped + 0.5 * drawn)
-
-
 def test_noise_and_what_it_is_worth() -> None:
     plain, noisy = learned(), learned(embedding_noise=2.0, gradient_noise=3.0)
     assert not torch.allclose(plain.embeddings["silo-0"], noisy.embeddings["silo-0"])
-    (without,) = run().record.privacy
-    assert without.to_dict()["epsilon"] is None
-    assert set(without.details.values()) == {None}
-    assert "an embedding of each of the 60 nodes (width 4)" in without.sentence
-    assert "reveals training labels" in without.sentence
-    assert "no noise, no protection" in without.sentence
-    (account,) = run(embedding_noise=4.0, gradient_noise=40.0).record.privacy
+    without = run().record.privacy
+    assert [each.epsilon for each in without] == [None, None, None]
+    assert [each.uses for each in without] == [1, 3, 4]
+    assert "an embedding of each of the 60 nodes (width 4)" in without[0].sentence
+    assert "reveals training labels" in without[1].sentence
+    assert all("no noise, no protection" in each.sentence for each in without)
+    result = run(embedding_noise=4.0, gradient_noise=40.0)
+    embeddings, gradients, both = (each.epsilon or 0.0 for each in result.record.privacy)
     # A Gaussian of sigma/2 per unit: mu = 2/4, and mu = sqrt(3) * 2/40; they compose in squares.
-    embeddings, gradients = (account.details[each] for each in ("embeddings", "gradients"))
     assert 1.0 < embeddings < 3.0
-    assert account.epsilon is not None
-    assert 0.0 < gradients < embeddings < account.epsilon
-    (more,) = run(embedding_noise=8.0, gradient_noise=40.0).record.privacy
-    assert more.details["embeddings"] < embeddings
+    assert 0.0 < gradients < embeddings < both
+    more = run(embedding_noise=8.0, gradient_noise=40.0).record.privacy[0]
+    assert 0.0 < (more.epsilon or 0.0) < embeddings
+    half = run(embedding_noise=4.0).record.privacy
+    assert [each.epsilon for each in half] == [embeddings, None, None]
 
 
 # New nodes

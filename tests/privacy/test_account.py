@@ -21,6 +21,7 @@ GIVEN: dict[str, Any] = {
     "uses": 3,
     "sentence": "Embeddings: epsilon 1.5.",
     "details": {"noise_multiplier": 2.0, "by silo": {"a": 3}},
+    "drawn": True,
 }
 
 
@@ -56,6 +57,7 @@ def test_an_infinite_epsilon_is_none_in_json() -> None:
         ({"delta": None}, "delta is no number"),
         ({"uses": -1}, "uses is no whole number"),
         ({"uses": 1.0}, "uses is no whole number"),
+        ({"drawn": 1}, "drawn is neither"),
         ({"details": []}, "details is no object"),
         ({"details": {"x": math.inf}}, "details is no object"),
         ({"details": {"x": object()}}, "details is no object"),

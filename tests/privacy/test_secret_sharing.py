@@ -213,14 +213,6 @@ def test_seeded_masks_are_for_tests_only(monkeypatch: pytest.MonkeyPatch) -> Non
     assert MaskGenerator().elements(2, 3).shape == (2, 3)
 
 
-def test_normal_noise() -> None:
-    drawn = MaskGenerator(seed=1).normal(201, 501)
-    assert drawn.shape == (201, 501)
-    assert abs(drawn.mean()) < 0.02
-    assert abs(drawn.std() - 1.0) < 0.02
-    assert (np.abs(drawn) < 1.96).mean() == pytest.approx(0.95, abs=0.005)
-
-
 # Seals
 
 

@@ -22,7 +22,7 @@ from fedmend.runs.cells import Cell, Engine, run_cells
 from fedmend.runs.plan import Source
 from fedmend.runs.record import Generator, Projection
 from fedmend.runs.retrace import Retracer, draw
-from tests.tiny import QUICK, account_of, tiny_partition
+from tests.tiny import QUICK, tiny_partition
 
 pytest.importorskip("vl_convert", reason="reports need the extra fedmend[report]")
 
@@ -195,7 +195,7 @@ def test_panels_that_only_some_methods_fill(runs: Path) -> None:
     found = read(runs, retraced=False)[:1]
     change(
         found[0],
-        privacy=(account_of(nfdp(5, 15, layers=2, epochs=50, rate=0.5)),),
+        privacy=(nfdp(5, 15, layers=2, epochs=50, rate=0.5).to_account(),),
         generator=Generator(
             predicted=(0.4, 2.6),
             true=(0, 3),

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedmend.errors import FederationError, SettingsError
+from fedmend.privacy.accountants.gaussian import GaussianAccountant
 from fedmend.privacy.field import PRIME, add, from_field
-from fedmend.privacy.masks import MaskGenerator
+from fedmend.privacy.mechanism import GaussianMessages
+from fedmend.privacy.noise import NO_NOISE, SecretNoise
 from fedmend.secret.session import (
     SERVER,
     Bundle,
@@ -26,7 +28,6 @@ from fedmend.secret.session import (
     Incoming,
     Keys,
     Letters,
-    Noise,
     Outgoing,
     Route,
     Router,
@@ -479,11 +480,14 @@ def test_noise_on_messages_that_need_it() -> None:
     noised = np.array([False, False, True, True])
     route = Route(Edges(rows, silos, remote), noised, 3, together=True)
     values = torch.tensor([[3.0, 4.0], [1.0, 1.0], [0.1, 0.0]])
-    masks = MaskGenerator(seed=3)
-    none = route.messages(values, Noise(1.0, 0.0), masks)
+    accountant = GaussianAccountant(3)
+    none = route.messages(values, GaussianMessages(1.0, 0.0, accountant, NO_NOISE))
     expected = torch.tensor([[4.0, 5.0], [0.1, 0.0], [0.6, 0.8]])  # clipped where noised
     torch.testing.assert_close(none, expected)
-    drawn = torch.stack([route.messages(values, Noise(2.0, 1.5), masks) for _ in range(4000)])
+    noisy = GaussianMessages(2.0, 1.5, accountant, SecretNoise())
+    drawn = torch.stack([route.messages(values, noisy) for _ in range(4000)])
     assert torch.equal(drawn[:, 0], expected[0].expand(4000, 2))
     assert drawn[:, 1:].std(0).flatten().tolist() == pytest.approx([3.0] * 4, rel=0.1)
-    assert route.most_noised == 1
+    assert accountant.uses == 4001  # nodes 0 and 2 speak in a message with noise each time
+    with pytest.raises(FederationError, match="handed no source"):
+        route.messages(values, GaussianMessages(2.0, 1.5, accountant, NO_NOISE))

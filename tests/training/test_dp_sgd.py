@@ -12,6 +12,9 @@ from fedmend.graph import Graph, select_rows
 from fedmend.models.backbones import Backbone, ModelShape, build
 from fedmend.models.encoder import Encoder
 from fedmend.models.features import Features
+from fedmend.privacy.accountants.gaussian import GaussianAccountant
+from fedmend.privacy.mechanism import GaussianSum
+from fedmend.privacy.noise import PublicNoise
 from fedmend.training import dp_sgd as private_training
 from fedmend.training.dp_sgd import (
     MOST_KEPT,
@@ -19,7 +22,6 @@ from fedmend.training.dp_sgd import (
     forest,
     private_gradients,
 )
-from fedmend.training.streams import HidingNoise
 from tests.tiny import plain_graph, tiny_graph
 
 MODELS = ("fused-sage", "fused-paper", "encoder", "sage")
@@ -75,9 +77,7 @@ def step(
         Features(select_rows(graph.x, nodes), reused=around.nodes is None),
         around,
         graph.y[batch],
-        clip=clip,
-        noise=noise,
-        source=HidingNoise(3),
+        mechanism=GaussianSum(clip, noise, GaussianAccountant(graph.num_nodes), PublicNoise(3)),
         mended=None if mended is None else mended[nodes],
         products=products,
     )

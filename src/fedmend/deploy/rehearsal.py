@@ -36,7 +36,7 @@ from fedmend.privacy.ledger import Ledger
 from fedmend.reports.tables import human_bytes
 from fedmend.runs import record as records
 from fedmend.runs.record import Record
-from fedmend.runs.train import Result, choose, train
+from fedmend.runs.train import Result, train
 
 CONNECT_WITHIN = 120.0
 
@@ -165,7 +165,7 @@ def _compared(
         seconds_to_connect=seconds[0],
         seconds_deployed=seconds[1],
         seconds_in_process=seconds[2],
-        noise=choose(result.method.name, result.record.settings)[1].hides_with_noise,
+        noise=any(each.drawn for each in result.record.privacy),
     )
 
 

@@ -26,7 +26,6 @@ from fedmend.federation import (
     step_types,
     wire_name,
 )
-from fedmend.privacy.account import Account
 from fedmend.privacy.ledger import Ledger
 from fedmend.training.streams import stream
 
@@ -132,7 +131,6 @@ class EngineBase(Federation[S]):
         self.history: dict[str, dict[int, dict[str, float]]] = {}
         self.sentences: list[str] = []
         self.remembered: dict[str, torch.Tensor] = {}
-        self.accounts: list[Account] = []
         self.timings = Timings()
         self._phase, self._round, self._of = "set-up", 0, 0
         self._finished: list[str] = []
@@ -201,10 +199,6 @@ class EngineBase(Federation[S]):
             self.sentences.append(sentence)
             if self.watch.on_sentence:
                 self.watch.on_sentence(sentence)
-
-    def account(self, account: Account) -> None:
-        self.accounts.append(account)
-        self.say(account.sentence)
 
     def remember(self, known: Mapping[str, torch.Tensor]) -> None:
         self.remembered = {key: value.detach() for key, value in known.items()}

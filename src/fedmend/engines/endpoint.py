@@ -54,11 +54,11 @@ from fedmend.methods import Method, find
 from fedmend.models.predictor import Predictor
 from fedmend.privacy.account import no_account
 from fedmend.privacy.ledger import Entry, Kind, Ledger
+from fedmend.privacy.noise import NoiseSource, SecretNoise
 from fedmend.privacy.policy import Policy
 from fedmend.runs import node_memory
 from fedmend.runs import record as records
 from fedmend.runs.record import Data, Engine, Record, Split
-from fedmend.training.streams import DeployedSeed
 
 PlatformPhase = Literal["handshake", "checkpoints", "evaluation"]
 """Phases of the ledger that the in-process engine does not have; they have no rounds."""
@@ -331,9 +331,14 @@ class SiloEndpoint:
         """Build the method's silo: after the handshake, before the first step."""
         plan, method = self._known()
         extra = {} if self._border is None else {"border": self._border}
-        seed = DeployedSeed(plan.seed)
-        self._silo = method.silo_type(self.name, self._data(), self._config, seed, **extra)
+        self._silo = method.silo_type(
+            self.name, self._data(), self._config, plan.seed, noise=self._noise(), **extra
+        )
         return Nothing()
+
+    def _noise(self) -> NoiseSource:
+        """All parties know the seed of the run; what hides something nobody else may draw."""
+        return SecretNoise()
 
     def keep(self, place: Place) -> Nothing:
         """Save the silo's state here, so that a run can be resumed; the last two are kept."""
@@ -390,7 +395,7 @@ class SiloEndpoint:
                 figures = figures_of(by_class)
         elif tested:
             figures = score_silo(predictor.on(mode), graph)
-        facts = method.privacy_facts(self._config, graph)
+        facts = self._built().privacy_facts()
         record = self._record(predictor, figures if tested else None, tested, facts)
         folder = self._folder_of(plan.run)
         weights = dict(predictor.weights)

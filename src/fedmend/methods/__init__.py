@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmend.federation import SiloBase
-    from fedmend.graph import Graph
     from fedmend.models.predictor import Insert
     from fedmend.privacy.account import Account
 
@@ -105,18 +104,10 @@ class Method:
         """The mode in which deployed silos can be tested: nobody has the whole graph."""
         return "cross-edges" if self.needs_border else "own-subgraph"
 
-    def privacy_facts(self, settings: Any, graph: Graph) -> dict[str, float]:
-        """What `privacy` has to know of a silo: counts, and all that it is told of it."""
-        if not self._has("privacy_facts"):
-            return {}
-        found: dict[str, float] = self._load("privacy_facts")(settings, graph)
-        return found
-
     def privacy(self, settings: Any, facts: Mapping[str, Mapping[str, float]]) -> list[Account]:
         """An account of every mechanism by which the method hides something; [] if there is none.
 
-        facts: `privacy_facts` of every silo. What only the run itself can tell, the server says by
-        `Federation.account`.
+        facts: `SiloBase.privacy_facts` of every silo at the end of the run.
         """
         return self._load("privacy")(settings, facts) if self._has("privacy") else []
 

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, Unpack
 
 from torch import Tensor
 
-from fedmend.federation import Federation, Schema, SiloBase, message
+from fedmend.federation import Federation, Handed, Schema, SiloBase, message
 from fedmend.graph import Graph
 from fedmend.models.backbones import build
 from fedmend.privacy.ledger import Kind
@@ -70,8 +70,10 @@ class Update:
 class Silo(SiloBase):
     """One silo: trains the shared model on its own graph."""
 
-    def __init__(self, name: str, graph: Graph, settings: FedAvgSettings, seed: int) -> None:
-        super().__init__(name, graph, settings, seed)
+    def __init__(
+        self, name: str, graph: Graph, settings: FedAvgSettings, seed: int, **handed: Unpack[Handed]
+    ) -> None:
+        super().__init__(name, graph, settings, seed, **handed)
         shape = settings.shape(Schema(graph.num_features, graph.label_names))
         self.local = LocalTraining(name, graph, shape, settings, seed)
 

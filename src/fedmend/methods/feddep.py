@@ -46,7 +46,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +55,7 @@ from torch import Tensor
 from fedmend.config import setting
 from fedmend.data.sampling import ALL_NEIGHBOURS, Hop, all_rows_hops, hop_to, whole_graph_hop
 from fedmend.errors import FederationError
-from fedmend.federation import Federation, Nothing, Replies, Schema, message
+from fedmend.federation import Federation, Handed, Nothing, Replies, Schema, message
 from fedmend.graph import Graph, is_sparse, select_rows
 from fedmend.mending.exchange import ExchangingSilo, Offer, Progress, exchange, say_if_two
 from fedmend.mending.generator import Generated, NeighbourGenerator
@@ -69,16 +69,23 @@ from fedmend.models.encoder import Encoder
 from fedmend.models.features import Features
 from fedmend.models.predictor import Predictor
 from fedmend.privacy.account import Account, finite
-from fedmend.privacy.accountants.gaussian import gaussian_epsilon
-from fedmend.privacy.accountants.nfdp import account, count_degrees, deciding_degrees
+from fedmend.privacy.accountants import nfdp
+from fedmend.privacy.accountants.gaussian import (
+    DELTA,
+    GaussianAccountant,
+    gaussian_account,
+    gaussian_epsilon,
+)
 from fedmend.privacy.ledger import Kind
+from fedmend.privacy.mechanism import GaussianSum
+from fedmend.privacy.noise import NO_NOISE, NoiseSource
 from fedmend.training.dp_sgd import InputProducts, forest, private_gradients
 from fedmend.training.local import AdjustGradients, LocalTraining
 from fedmend.training.rounds import NOT_TOLD
 from fedmend.training.selection import Training
 from fedmend.training.settings import TrainingSettings
 from fedmend.training.state import Late, Part, Values, under
-from fedmend.training.streams import HidingNoise, stream, stream_seed
+from fedmend.training.streams import stream, stream_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +141,6 @@ class FedDEPSettings(fedavg.FedAvgSettings):
     joint: bool = setting(False, "the generator learns on while the classifier is trained")
     generate_at_inference: bool = setting(False, "silos use generated neighbours to predict too")
 
-    @property
-    def hides_with_noise(self) -> bool:
-        return self.protection == "dp-sgd" and self.noise > 0
-
     def shape(self, schema: Schema) -> ModelShape:
         backbone = f"fused-{self.fused}"
         return replace(super().shape(schema), backbone=backbone, embedding=self.embedding)
@@ -167,11 +170,19 @@ class ProtectedTraining(LocalTraining):
         settings: FedDEPSettings,
         seed: int,
         purpose: str = "",
+        *,
+        noise: NoiseSource = NO_NOISE,
+        accountant: GaussianAccountant | None = None,
     ) -> None:
         if settings.protection == "dp-sgd":
             settings = replace(settings, fan_out=ALL_NEIGHBOURS)
         super().__init__(name, graph, shape, settings, seed, purpose)
-        self._privacy_noise = HidingNoise(seed, name, purpose + "privacy noise")
+        self.mechanism = GaussianSum(
+            settings.clip,
+            settings.noise,
+            accountant or GaussianAccountant(graph.num_nodes),
+            noise.under(purpose + "privacy noise"),
+        )
         self._input_products = InputProducts(graph.num_nodes)
 
     def _step(self, batch: Tensor, adjust: AdjustGradients | None) -> Tensor:
@@ -189,9 +200,7 @@ class ProtectedTraining(LocalTraining):
             features,
             around,
             self.graph.y[batch],
-            clip=self.settings.clip,
-            noise=self.settings.noise,
-            source=self._privacy_noise,
+            mechanism=self.mechanism,
             dropout=self._dropout,
             mended=self._mended_of(around.nodes),
             products=self._input_products,
@@ -203,8 +212,8 @@ class ProtectedTraining(LocalTraining):
         """What these nodes bring along; None = nothing is mended."""
         return None
 
-    def _streams(self) -> dict[str, torch.Generator]:
-        return {**super()._streams(), "privacy noise": self._privacy_noise.stream}
+    def parts(self) -> Mapping[str, Part]:
+        return {**super().parts(), "protection": self.mechanism}
 
 
 class EncoderTraining(ProtectedTraining):
@@ -212,7 +221,16 @@ class EncoderTraining(ProtectedTraining):
 
     model: Encoder
 
-    def __init__(self, name: str, graph: Graph, settings: FedDEPSettings, seed: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        graph: Graph,
+        settings: FedDEPSettings,
+        seed: int,
+        *,
+        noise: NoiseSource = NO_NOISE,
+        accountant: GaussianAccountant | None = None,
+    ) -> None:
         own = replace(
             settings,
             layers=settings.depth,
@@ -220,7 +238,9 @@ class EncoderTraining(ProtectedTraining):
             lr=settings.encoder_lr,
         )
         shape = own.shape(Schema(graph.num_features, graph.label_names))
-        super().__init__(name, graph, shape, own, seed, purpose="encoder ")
+        super().__init__(
+            name, graph, shape, own, seed, "encoder ", noise=noise, accountant=accountant
+        )
 
     def _build(self, shape: ModelShape, seed: int) -> Backbone:
         schema = Schema(shape.num_features, self.graph.label_names)
@@ -239,9 +259,17 @@ class MendedTraining(ProtectedTraining):
     """Training of F: every node brings the mean of its generated neighbours along."""
 
     def __init__(
-        self, name: str, graph: Graph, shape: ModelShape, settings: FedDEPSettings, seed: int
+        self,
+        name: str,
+        graph: Graph,
+        shape: ModelShape,
+        settings: FedDEPSettings,
+        seed: int,
+        *,
+        noise: NoiseSource,
+        accountant: GaussianAccountant,
     ) -> None:
-        super().__init__(name, graph, shape, settings, seed)
+        super().__init__(name, graph, shape, settings, seed, noise=noise, accountant=accountant)
         self.neighbours: Generated | None = None
         self.sampler = stream(seed, name, "kept neighbours")
         self._mended: Tensor | None = None
@@ -430,9 +458,15 @@ class Silo(ExchangingSilo, fedavg.Silo):
     settings: FedDEPSettings
     local: MendedTraining
 
-    def __init__(self, name: str, graph: Graph, settings: FedDEPSettings, seed: int) -> None:
-        fedavg.Silo.__init__(self, name, graph, settings, seed)
-        self.local = MendedTraining(name, graph, self.local.model.shape, settings, seed)
+    def __init__(
+        self, name: str, graph: Graph, settings: FedDEPSettings, seed: int, **handed: Unpack[Handed]
+    ) -> None:
+        fedavg.Silo.__init__(self, name, graph, settings, seed, **handed)
+        self.accountant = GaussianAccountant(graph.num_nodes)
+        shape = self.local.model.shape
+        self.local = MendedTraining(
+            name, graph, shape, settings, seed, noise=self.noise, accountant=self.accountant
+        )
         self.embeddings: Tensor | None = None
         self.prototypes: Prototypes | None = None
         self._gnn: Encoder | None = None
@@ -442,7 +476,14 @@ class Silo(ExchangingSilo, fedavg.Silo):
 
     def train_local_gnn(self) -> Tensor:
         """The local GNN's embeddings of all nodes."""
-        training = EncoderTraining(self.name, self.graph, self.settings, self.seed)
+        training = EncoderTraining(
+            self.name,
+            self.graph,
+            self.settings,
+            self.seed,
+            noise=self.noise,
+            accountant=self.accountant,
+        )
         training.train()
         self._gnn = training.model
         self.embeddings = training.embeddings()
@@ -539,7 +580,7 @@ class Silo(ExchangingSilo, fedavg.Silo):
         if self.settings.joint and self._generator is not None:
             self._learn_on(received.weights)
         update = super().train(received)
-        if self.settings.hides_with_noise:
+        if self.settings.protection == "dp-sgd" and self.settings.noise:
             return replace(update, loss=NOT_TOLD)  # it would tell what the noise hides
         return update
 
@@ -560,6 +601,16 @@ class Silo(ExchangingSilo, fedavg.Silo):
     def predictor(self, shared: Mapping[str, Tensor] | None) -> Predictor | None:
         found = super().predictor(shared)
         return None if found is None else replace(found, rows=self.local.at_inference)
+
+    def privacy_facts(self) -> dict[str, float]:
+        """How often a loss term was in a noised sum, and of how many; or its deciding degrees."""
+        if self.settings.protection == "dp-sgd":
+            nodes = float(self.graph.train_mask.sum())
+            return {"training_nodes": nodes, "uses": float(self.accountant.uses)}
+        if self.settings.fan_out == ALL_NEIGHBOURS:
+            return {}
+        degrees = nfdp.deciding_degrees(nfdp.count_degrees(self.graph), self.settings.fan_out)
+        return {str(degree): float(count) for degree, count in degrees.items()}
 
     # Saving
 
@@ -685,80 +736,58 @@ def note_generated(
     )
 
 
-def privacy_facts(settings: FedDEPSettings, graph: Graph) -> dict[str, float]:
-    """What `privacy` has to know of a silo: its training nodes, or nodes by deciding degrees."""
-    if settings.protection == "dp-sgd":
-        return {"training_nodes": float(graph.train_mask.sum())}
-    if settings.fan_out == ALL_NEIGHBOURS:
-        return {}
-    degrees = deciding_degrees(count_degrees(graph), settings.fan_out)
-    return {str(degree): float(count) for degree, count in degrees.items()}
-
-
 def privacy(settings: FedDEPSettings, facts: Mapping[str, Mapping[str, float]]) -> list[Account]:
-    """What theorem 3.1, or DP-SGD's noise, comes to for this run."""
+    """What theorem 3.1 comes to for this run, or what DP-SGD's noise is worth."""
     if settings.protection == "dp-sgd":
-        return [dp_sgd_account(settings, [int(each["training_nodes"]) for each in facts.values()])]
-    # One epoch more: the embeddings behind the prototypes are computed on a draw of their own.
-    epochs = settings.encoder_epochs + 1
-    mechanism, per = "neighbour sampling (NFDP)", "an edge"
-    uses = settings.depth * epochs
+        return [dp_sgd_account(settings, facts)]
     if settings.fan_out == ALL_NEIGHBOURS:
-        why = "All neighbours are heard: NFDP protects nothing here."
         return [
-            Account(mechanism=mechanism, per=per, epsilon=None, delta=1.0, uses=uses, sentence=why)
+            Account(
+                mechanism=nfdp.MECHANISM,
+                per="an edge",
+                epsilon=None,
+                delta=1.0,
+                uses=0,
+                sentence="All neighbours are heard: NFDP protects nothing here.",
+            )
         ]
     counts: Counter[int] = Counter()
     for each in facts.values():
         counts.update({int(degree): int(count) for degree, count in each.items()})
-    worth = account(settings.fan_out, None, settings.depth, epochs, settings.rate, 1e-5, counts)
-    sentence = worth.sentence
+    # One epoch more: the embeddings behind the prototypes are computed on a draw of their own.
+    epochs = settings.encoder_epochs + 1
+    found = nfdp.account(
+        settings.fan_out, None, settings.depth, epochs, settings.rate, 1e-5, counts
+    )
+    sentence = found.sentence
     if settings.exchange == "gradients":
         sentence += " The exchange of embeddings and gradients is not in this arithmetic at all."
-    bound = worth.recomputed.sampled
-    return [
-        Account(
-            mechanism=mechanism,
-            per=per,
-            epsilon=bound.epsilon,
-            delta=bound.delta,
-            uses=uses,
-            sentence=sentence,
-            details=worth.to_dict(),
-        )
-    ]
+    return [replace(found.to_account(), sentence=sentence)]
 
 
-DELTA = 1e-5
-
-
-def dp_sgd_account(settings: FedDEPSettings, nodes: Sequence[int]) -> Account:
+def dp_sgd_account(settings: FedDEPSettings, facts: Mapping[str, Mapping[str, float]]) -> Account:
     """What DP-SGD's noise is worth: for batches as they are, and as such figures usually are given.
 
     Batches are the parts of a shuffled epoch, so a loss term is in one noised gradient per epoch:
     that many releases, whatever the size of a silo. Poisson sampling, which is assumed almost
     everywhere and done nowhere, would give the smaller figure, in the silo where it is largest.
     """
-    epochs = settings.encoder_epochs + settings.rounds * settings.local_epochs
-    epsilon = gaussian_epsilon(settings.noise, epochs, DELTA)
-    sampled = max(_if_sampled(settings, each, epochs) for each in sorted(set(nodes)))
-    return Account(
-        mechanism="DP-SGD",
-        per="a loss term of local GNN and classifier",
-        epsilon=epsilon,
-        delta=DELTA,
-        uses=epochs,
-        sentence=(
-            f"DP-SGD: epsilon {epsilon:.3g} at delta {DELTA:g} per loss term of local GNN and "
-            f"classifier ({sampled:.3g} if batches were drawn by Poisson sampling, which they are "
-            "not). It is no guarantee per edge or node, which enter many loss terms, and the "
-            "generator is trained without noise."
-        ),
-        details={
-            "epsilon_if_sampled": finite(sampled),
-            "noise_multiplier": settings.noise,
-            "clip": settings.clip,
-        },
+    epochs = max(int(each["uses"]) for each in facts.values())
+    sampled = max(
+        _if_sampled(settings, int(each["training_nodes"]), int(each["uses"]))
+        for each in facts.values()
+    )
+    found = gaussian_account(
+        "gradients",
+        "a loss term of local GNN and classifier",
+        {settings.noise: epochs},
+        details={"epsilon_if_sampled": finite(sampled), "clip": settings.clip},
+    )
+    return replace(
+        found,
+        sentence=f"DP-SGD. {found.sentence} It would be epsilon {sampled:.3g} if batches were "
+        "drawn by Poisson sampling, which they are not. It is no guarantee per edge or node, which "
+        "enter many loss terms, and the generator is trained without noise.",
     )
 
 

@@ -36,17 +36,17 @@ Where this follows the released code, or neither it nor the paper:
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import torch
 from torch import Tensor
 
 from fedmend.config import setting
 from fedmend.errors import FederationError, FileFormatError
-from fedmend.federation import Federation, Nothing, Schema, message
+from fedmend.federation import Federation, Handed, Nothing, Schema, message
 from fedmend.graph import Graph
 from fedmend.mending.learned_graph import (
     GlobalModule,
@@ -61,9 +61,11 @@ from fedmend.models.autoencoder import GraphAutoencoder
 from fedmend.models.backbones import ModelShape
 from fedmend.models.learned_graph import LearnedGraph
 from fedmend.models.predictor import Insert, Predictor
-from fedmend.privacy.account import Account, finite
-from fedmend.privacy.accountants.gaussian import gaussian_epsilon
+from fedmend.privacy.account import Account
+from fedmend.privacy.accountants.gaussian import GaussianAccountant, gaussian_account
 from fedmend.privacy.ledger import Kind
+from fedmend.privacy.mechanism import GaussianRows
+from fedmend.privacy.noise import PublicNoise
 from fedmend.training.aggregation import weighted_mean
 from fedmend.training.autoencoder import AutoencoderTraining
 from fedmend.training.personal import chosen, first_weights
@@ -72,7 +74,6 @@ from fedmend.training.rounds import Round, mean_loss, train_rounds, validated
 from fedmend.training.selection import OwnBest
 from fedmend.training.split import SplitTraining
 from fedmend.training.state import Late, Part, Values, under
-from fedmend.training.streams import HidingNoise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +112,6 @@ class FedGGRSettings(LearnedGraphSettings, fedavg.FedAvgSettings, ProximalSettin
         0.0, "noise on returned gradients over their clipping norm; 0 = neither", low=0.0
     )
     gradient_clip: float = setting(1e-3, "norm they are clipped to if noised", low=1e-9)
-
-    @property
-    def hides_with_noise(self) -> bool:
-        return bool(self.global_width and (self.embedding_noise or self.gradient_noise))
 
     def shape(self, schema: Schema) -> ModelShape:
         plain = super().shape(schema)
@@ -187,8 +184,10 @@ class Silo(fedavg.Silo):
     settings: FedGGRSettings
     local: SplitTraining
 
-    def __init__(self, name: str, graph: Graph, settings: FedGGRSettings, seed: int) -> None:
-        super().__init__(name, graph, settings, seed)
+    def __init__(
+        self, name: str, graph: Graph, settings: FedGGRSettings, seed: int, **handed: Unpack[Handed]
+    ) -> None:
+        super().__init__(name, graph, settings, seed, **handed)
         shape = self.local.model.shape
         self.local = SplitTraining(name, graph, shape, settings, seed)
         if settings.aggregation == "fedper":
@@ -196,7 +195,13 @@ class Silo(fedavg.Silo):
         self.best = OwnBest(settings.metric)
         self.best_rows: Tensor | None = None
         self.autoencoder: AutoencoderTraining | None = None
-        self._noise = HidingNoise(seed, name, "privacy noise")
+        source, nodes = self.noise.under("privacy noise"), graph.num_nodes
+        self.embedding_noise = GaussianRows(
+            settings.embedding_clip, settings.embedding_noise, GaussianAccountant(nodes), source
+        )
+        self.gradient_noise = GaussianRows(
+            settings.gradient_clip, settings.gradient_noise, GaussianAccountant(nodes), source
+        )
 
     # Local pre-training
 
@@ -219,11 +224,7 @@ class Silo(fedavg.Silo):
             own.load(received.weights)
         else:
             loss = own.train(self.settings.autoencoder_epochs)
-        return NodeEmbeddings(self._protected(own.encode()), loss)
-
-    def _protected(self, embeddings: Tensor) -> Tensor:
-        settings = self.settings
-        return noised(embeddings, settings.embedding_clip, settings.embedding_noise, self._noise)
+        return NodeEmbeddings(self.embedding_noise.release(own.encode()), loss)
 
     # Split learning
 
@@ -238,7 +239,7 @@ class Silo(fedavg.Silo):
         gradient = received.rows if local.gradient is None else local.gradient.cpu()
         return SplitUpdate(
             chosen(local.weights(), settings.is_shared),
-            noised(gradient, settings.gradient_clip, settings.gradient_noise, self._noise),
+            self.gradient_noise.release(gradient),
             self.graph.num_nodes,
             len(local.train_nodes),
             loss,
@@ -289,26 +290,27 @@ class Silo(fedavg.Silo):
         insert = newcomers(self.settings, self.seed, self.name)
         return replace(found, rows=rows, anywhere=True, known=known, insert=insert)
 
+    def privacy_facts(self) -> dict[str, float]:
+        """How many nodes it has, and how often each one's row was released."""
+        if not self.settings.global_width:
+            return {}
+        return {
+            "nodes": float(self.graph.num_nodes),
+            "embeddings": float(self.embedding_noise.accountant.uses),
+            "gradients": float(self.gradient_noise.accountant.uses),
+        }
+
     # Saving
 
     def parts(self) -> Mapping[str, Part]:
         return {
             **super().parts(),
             "best": self.best,
-            "noise": self._noise.stream,
+            "embedding noise": self.embedding_noise,
+            "gradient noise": self.gradient_noise,
             "autoencoder": Late(self.autoencoder, lambda _: self._autoencoder()),
             "rows": Values(self, best_rows=Tensor),
         }
-
-
-def noised(rows: Tensor, clip: float, noise: float, source: HidingNoise) -> Tensor:
-    """Rows clipped to a norm, with Gaussian noise of `noise` times that norm; as is without."""
-    if not noise:
-        return rows
-    norms = rows.norm(dim=1, keepdim=True).clamp(min=1e-30)
-    drawn = source.normal(*rows.shape)
-    clipped: Tensor = rows * (clip / norms).clamp(max=1.0)
-    return clipped + noise * clip * drawn
 
 
 # The server's side
@@ -487,7 +489,6 @@ def remembered(memory: Memory) -> dict[str, Tensor]:
 def newcomers(settings: FedGGRSettings, seed: int, silo: str) -> Insert:
     """Gives rows to a silo's nodes that came after training, by the best round's module.
 
-
     They are encoded and choose their neighbours among all nodes, old and new; the old nodes'
     choices stay as they are.
     """
@@ -500,9 +501,14 @@ def newcomers(settings: FedGGRSettings, seed: int, silo: str) -> Insert:
             encoder = AutoencoderTraining(silo, graph, settings, seed)
             own = under("autoencoder/", predictor.known)
             encoder.load({**under("autoencoder/", known), **own})
-            noise = HidingNoise(seed, silo, "privacy noise on new nodes")
-            clip, sigma = settings.embedding_clip, settings.embedding_noise
-            return new_rows(settings, known, noised(encoder.encode()[new], clip, sigma, noise))
+            # As uploaded ones are; here nothing is uploaded, so that noise need hide nothing.
+            embeddings = GaussianRows(
+                settings.embedding_clip,
+                settings.embedding_noise,
+                GaussianAccountant(len(new)),
+                PublicNoise(seed, silo, "privacy noise on new nodes"),
+            ).release(encoder.encode()[new])
+            return new_rows(settings, known, embeddings)
         except (LookupError, RuntimeError) as error:
             raise FileFormatError(
                 f"what the run remembers of {silo}'s nodes does not fit its settings: {error}"
@@ -513,13 +519,6 @@ def newcomers(settings: FedGGRSettings, seed: int, silo: str) -> Insert:
 
 # What it reveals
 
-DELTA = 1e-5
-
-
-def privacy_facts(settings: FedGGRSettings, graph: Graph) -> dict[str, float]:
-    """What `privacy` has to know of a silo."""
-    return {"nodes": float(graph.num_nodes)} if settings.global_width else {}
-
 
 def privacy(settings: FedGGRSettings, facts: Mapping[str, Mapping[str, float]]) -> list[Account]:
     """What the server was given, and what the noise on it is worth, if there is any."""
@@ -527,34 +526,35 @@ def privacy(settings: FedGGRSettings, facts: Mapping[str, Mapping[str, float]]) 
         return []  # nothing but FedAvg's messages is sent
     nodes = sum(int(each["nodes"]) for each in facts.values())
     # A row may be replaced by any other: twice the clipping norm apart.
-    embeddings = gaussian_epsilon(settings.embedding_noise / 2.0, 1, DELTA)
-    gradients = gaussian_epsilon(settings.gradient_noise / 2.0, settings.rounds, DELTA)
-    both = math.inf
-    if settings.embedding_noise and settings.gradient_noise:
-        squares = 1 / settings.embedding_noise**2 + settings.rounds / settings.gradient_noise**2
-        both = gaussian_epsilon(0.5 / math.sqrt(squares), 1, DELTA)
-    return [
-        Account(
-            mechanism="Gaussian noise on embeddings and gradients",
-            per="a node's own row",
-            epsilon=both,
-            delta=DELTA,
-            uses=1 + settings.rounds,
-            sentence=(
-                f"The server is given an embedding of each of the {nodes} nodes (width "
-                f"{settings.embedding}) and, in every round, the gradient of every node's row, "
-                "which reveals training labels unless it is noised. "
-                + _worth("Embeddings", embeddings)
-                + _worth("Gradients of all rounds", gradients)
-                + "These hold for one node's own row: its neighbours' rows and the weights depend "
-                "on it as well and are not counted."
-            ),
-            details={"embeddings": finite(embeddings), "gradients": finite(gradients)},
+    uses = {
+        name: {noise / 2.0: max(int(each[name]) for each in facts.values())}
+        for name, noise in (
+            ("embeddings", settings.embedding_noise),
+            ("gradients", settings.gradient_noise),
         )
+    }
+    both = Counter(uses["embeddings"])
+    both.update(uses["gradients"])
+    embeddings = gaussian_account("embeddings", PER, uses["embeddings"])
+    gradients = gaussian_account("gradients", PER, uses["gradients"])
+    together = gaussian_account("embeddings and gradients together", PER, both)
+    return [
+        replace(
+            embeddings,
+            sentence=f"The server is given an embedding of each of the {nodes} nodes (width "
+            f"{settings.embedding}). {embeddings.sentence}",
+        ),
+        replace(
+            gradients,
+            sentence="The server is given the gradient of every node's row in every round, which "
+            f"reveals training labels unless it is noised. {gradients.sentence}",
+        ),
+        replace(
+            together,
+            sentence=f"{together.sentence} This holds for one node's own row: its neighbours' rows "
+            "and the weights depend on it as well and are not counted.",
+        ),
     ]
 
 
-def _worth(what: str, epsilon: float) -> str:
-    if not math.isfinite(epsilon):
-        return f"{what}: no noise, no protection. "
-    return f"{what}: epsilon {epsilon:.3g} at delta {DELTA:g}. "
+PER = "a node's own row"

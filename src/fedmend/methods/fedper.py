@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 from torch import Tensor
 
 from fedmend.errors import SettingsError
-from fedmend.federation import Federation
+from fedmend.federation import Federation, Handed
 from fedmend.graph import Graph
 from fedmend.methods import fedavg
 from fedmend.methods.fedavg import Update, Validation, Weights
@@ -36,8 +37,10 @@ class Silo(fedavg.Silo):
 
     settings: FedPerSettings
 
-    def __init__(self, name: str, graph: Graph, settings: FedPerSettings, seed: int) -> None:
-        super().__init__(name, graph, settings, seed)
+    def __init__(
+        self, name: str, graph: Graph, settings: FedPerSettings, seed: int, **handed: Unpack[Handed]
+    ) -> None:
+        super().__init__(name, graph, settings, seed, **handed)
         self.local.load(first_weights(self.local.model.shape, seed))
         self.best = OwnBest(settings.metric)
 

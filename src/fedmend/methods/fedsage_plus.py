@@ -49,7 +49,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +59,7 @@ from fedmend.config import setting
 from fedmend.data.mended import mended
 from fedmend.data.sampling import whole_graph_hop
 from fedmend.errors import FederationError
-from fedmend.federation import Federation, Nothing, Schema, message
+from fedmend.federation import Federation, Handed, Nothing, Schema, message
 from fedmend.graph import Graph
 from fedmend.mending.exchange import ExchangingSilo, exchange, note_loss, say_if_two
 from fedmend.mending.generator import Generated, NeighbourGenerator
@@ -347,8 +347,15 @@ class Silo(Mending, fedavg.Silo):
 
     settings: FedSagePlusSettings
 
-    def __init__(self, name: str, graph: Graph, settings: FedSagePlusSettings, seed: int) -> None:
-        fedavg.Silo.__init__(self, name, graph, settings, seed)
+    def __init__(
+        self,
+        name: str,
+        graph: Graph,
+        settings: FedSagePlusSettings,
+        seed: int,
+        **handed: Unpack[Handed],
+    ) -> None:
+        fedavg.Silo.__init__(self, name, graph, settings, seed, **handed)
         self.start_generator()
 
     @property

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -39,11 +39,11 @@ from torch import Tensor, nn
 from fedmend import config
 from fedmend.data.border import Border
 from fedmend.errors import FederationError
-from fedmend.federation import Federation, Nothing, message
+from fedmend.federation import Federation, Handed, Nothing, message
 from fedmend.graph import Graph
 from fedmend.models.backbones import build
 from fedmend.privacy.account import Account
-from fedmend.privacy.accountants.gaussian import gaussian_epsilon
+from fedmend.privacy.accountants.gaussian import gaussian_account, gaussian_epsilon
 from fedmend.privacy.ledger import Kind
 from fedmend.secret.participant import Greeting, Participant, SharedModel
 from fedmend.secret.passes import Passes, SecretMemory, check_relays
@@ -100,7 +100,6 @@ class HiFGLSettings(
     keep_optimizer: bool = config.setting(
         True, "a silo's optimiser remembers across rounds", only=_BY_SILOS
     )
-    hides_with_noise = SecretSettings.hides_with_noise  # a model's settings say no, and come first
 
     @property
     def shared(self) -> Shared:
@@ -143,9 +142,17 @@ class Silo(Participant):
     settings: HiFGLSettings
 
     def __init__(
-        self, name: str, graph: Graph, settings: HiFGLSettings, seed: int, *, border: Border
+        self,
+        name: str,
+        graph: Graph,
+        settings: HiFGLSettings,
+        seed: int,
+        *,
+        border: Border,
+        **handed: Unpack[Handed],
     ) -> None:
-        super().__init__(name, graph, settings, seed, border=border, shared=settings.shared)
+        shared = settings.shared
+        super().__init__(name, graph, settings, seed, border=border, shared=shared, **handed)
         self._optimizer = self._new_optimizer()
         self._received = SharedModel({}, 0)
         self.best = OwnBest(settings.metric)
@@ -244,7 +251,6 @@ def server(silos: Federation[Silo], settings: HiFGLSettings) -> dict[str, Tensor
         validate({})
     elif state.best_round != state.done:  # nodes' predictions are those of the kept weights
         validate(state.best)
-    _say_epsilon(silos, settings, state)  # of all passes: the last one spoke with noise too
     if settings.training == "fedper":
         return None
     silos.note(state.best_round, selected=1.0)
@@ -319,26 +325,20 @@ def initial_weights(silos: Federation[Silo], settings: HiFGLSettings) -> dict[st
 def _check(silos: Federation[Silo], settings: HiFGLSettings) -> None:
     """Refuse what cannot work, before anything is sent."""
     check_relays(len(silos.names), settings, lost=0)
-    if settings.noise is not None:
+    if settings.with_noise:
         gaussian_epsilon(1.0, 1, settings.delta)  # its package must be there, now and not later
 
 
-def _say_epsilon(silos: Federation[Silo], settings: HiFGLSettings, state: Memory) -> None:
-    """Account for messages with noise."""
-    if settings.noise is None:
-        return
-    steps = int(state.noised)
-    epsilon = gaussian_epsilon(settings.noise_multiplier, steps, settings.delta)
-    silos.account(
-        Account(
-            mechanism="Gaussian noise on messages to nodes below the minimum",
-            per="a node's own messages",
-            epsilon=epsilon,
-            delta=settings.delta,
-            uses=steps,
-            sentence=(
-                "messages to nodes below the minimum had noise: a node's own messages, at most "
-                f"{steps} of them, are ({epsilon:.4g}, {settings.delta:g})-differentially private"
-            ),
+def privacy(settings: HiFGLSettings, facts: Mapping[str, Mapping[str, float]]) -> list[Account]:
+    """What the noise on messages to nodes below the minimum is worth."""
+    if not settings.with_noise:
+        return []  # such nodes hear nothing
+    return [
+        gaussian_account(
+            "messages to nodes below the minimum",
+            "a node's own messages",
+            {settings.noise_multiplier: max(int(each["uses"]) for each in facts.values())},
+            settings.delta,
+            {"clip": settings.clip},
         )
-    )
+    ]

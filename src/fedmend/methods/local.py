@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, Unpack
 
 from torch import Tensor
 
 from fedmend.evaluation.metrics import metric
-from fedmend.federation import Federation, Nothing, Schema, SiloBase, message
+from fedmend.federation import Federation, Handed, Nothing, Schema, SiloBase, message
 from fedmend.graph import Graph
 from fedmend.privacy.ledger import Kind
 from fedmend.training.local import LocalTraining
@@ -40,8 +40,15 @@ class Progress:
 class Silo(SiloBase):
     """One silo on its own."""
 
-    def __init__(self, name: str, graph: Graph, settings: TrainingSettings, seed: int) -> None:
-        super().__init__(name, graph, settings, seed)
+    def __init__(
+        self,
+        name: str,
+        graph: Graph,
+        settings: TrainingSettings,
+        seed: int,
+        **handed: Unpack[Handed],
+    ) -> None:
+        super().__init__(name, graph, settings, seed, **handed)
         shape = settings.shape(Schema(graph.num_features, graph.label_names))
         self.local = LocalTraining(name, graph, shape, settings, seed)
         self.local.load(first_weights(shape, seed))

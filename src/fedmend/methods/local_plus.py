@@ -8,8 +8,9 @@ progress figures leaves.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
-from fedmend.federation import Federation
+from fedmend.federation import Federation, Handed
 from fedmend.graph import Graph
 from fedmend.methods import local
 from fedmend.methods.fedsage_plus import Mending, NeighGenSettings, learn_alone, mend_all
@@ -25,8 +26,15 @@ class Silo(Mending, local.Silo):
 
     settings: LocalPlusSettings
 
-    def __init__(self, name: str, graph: Graph, settings: LocalPlusSettings, seed: int) -> None:
-        local.Silo.__init__(self, name, graph, settings, seed)
+    def __init__(
+        self,
+        name: str,
+        graph: Graph,
+        settings: LocalPlusSettings,
+        seed: int,
+        **handed: Unpack[Handed],
+    ) -> None:
+        local.Silo.__init__(self, name, graph, settings, seed, **handed)
         self.start_generator()
 
 

@@ -25,6 +25,8 @@ class Account:
         the sentence says which. delta is 0 where epsilon holds without exception.
     uses: how often the mechanism was used on the one it was used on most.
     details: what else the accountant knows, as JSON has it.
+    drawn: whether something was drawn to hide it. Silos of a deployment draw what nobody can draw
+        again, so that no two of their runs end alike.
     """
 
     mechanism: str
@@ -34,6 +36,7 @@ class Account:
     uses: int
     sentence: str
     details: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    drawn: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """For a run's record; JSON knows no infinity, so that None stands for it."""
@@ -56,6 +59,8 @@ class Account:
             raise _malformed("delta is no number from 0 to 1")
         if not isinstance(uses, int) or isinstance(uses, bool) or uses < 0:
             raise _malformed("uses is no whole number from 0 up")
+        if not isinstance(given["drawn"], bool):
+            raise _malformed("drawn is neither true nor false")
         details = given["details"]
         try:
             if not isinstance(details, Mapping):

@@ -18,8 +18,6 @@ from fedmend.privacy.field import PRIME
 from fedmend.privacy.sealing import cryptography_needed
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from fedmend.privacy.field import Elements
 
 _PRIME = np.uint64(PRIME)
@@ -53,13 +51,3 @@ class MaskGenerator:
             drawn[again] = self._words(len(again)) & _PRIME
             again = again[drawn[again] == _PRIME]
         return drawn.reshape(shape)
-
-    def normal(self, *shape: int) -> NDArray[np.float64]:
-        """Standard normal noise (Box and Muller), for noise that must not be guessed either."""
-        count = math.prod(shape)
-        half = (count + 1) // 2
-        uniform = (self._words(2 * half) >> np.uint64(11)) * 2.0**-53
-        radius = np.sqrt(-2.0 * np.log(1.0 - uniform[:half]))
-        angle = 2.0 * math.pi * uniform[half:]
-        drawn = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-        return drawn[:count].reshape(shape)

@@ -310,12 +310,14 @@ def _account_before(privacy: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if privacy is None:
         return None
     found = {"mechanism": "noise", "per": "", "uses": 0, "sentence": privacy["sentence"]}
+    found["drawn"] = False
     if nfdp := privacy.get("nfdp"):
         return {**found, "mechanism": "neighbour sampling", "details": nfdp} | {
             key: nfdp["recomputed"]["sampled"][key] for key in ("epsilon", "delta")
         }
     details = privacy.get("dp_sgd") or privacy.get("row_epsilon") or {}
     epsilon = details.get("epsilon", details.get("both"))
+    found["drawn"] = epsilon is not None
     return {**found, "epsilon": epsilon, "delta": details.get("delta", 0.0), "details": details}
 
 

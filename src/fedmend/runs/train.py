@@ -33,6 +33,7 @@ from fedmend.models.predictor import Predictor, Weights, model_with, predict
 from fedmend.plugins.registry import origins
 from fedmend.privacy.account import Account, no_account
 from fedmend.privacy.ledger import Kind, Ledger
+from fedmend.privacy.noise import PublicNoise
 from fedmend.runs import node_memory
 from fedmend.runs import record as records
 from fedmend.runs.record import Data, Engine, Figures, Generator, Record, Split
@@ -210,7 +211,9 @@ def train(
     with computing_with(threads):
         # Building too with fixed threads: waking more of them for small matrices costs time.
         built = [
-            chosen.silo_type(name, graph, config, seed, **extra.get(name, {}))
+            chosen.silo_type(
+                name, graph, config, seed, noise=PublicNoise(seed, name), **extra.get(name, {})
+            )
             for name, graph in sorted(graphs.items())
         ]
     engine = InProcess(
@@ -235,7 +238,7 @@ def train(
             if (found := silo.predictor(weights)) is not None:
                 found = found.knowing(engine.remembered)
                 predictors.update(dict.fromkeys(silos.names if chosen.pooled else [name], found))
-        return _tested(chosen, config, engine, silos, graphs, predictors, mode)
+        return _tested(chosen, engine, silos, graphs, predictors, mode)
 
     with engine:
         weights, ledger, record = carry_out(
@@ -313,7 +316,7 @@ def carry_out(
         feature_names_hash=run.schema.feature_names_hash,
         shared_model=weights is not None,
         silos_with_own_model=tuple(sorted(final.own)),
-        privacy=(*accounts, *run.accounts),
+        privacy=tuple(accounts),
         result=final.scores,
         rounds=run.history,
         said=tuple(run.sentences),
@@ -335,14 +338,12 @@ def privacy_accounts(
     method: Method, config: Any, facts: Mapping[str, Mapping[str, float]], silos: Sequence[str]
 ) -> list[Account]:
     """The method's privacy accounts, from what silos told of themselves at the end of the run."""
-    if not facts:
-        return []  # nobody is left to ask
     try:
         found = method.privacy(config, facts)
     except (LookupError, ValueError, ArithmeticError, SettingsError) as error:
         # Counts that cannot be, or a package that is not there: the run itself is finished.
         why = str(error) if isinstance(error, SettingsError) else "some silo's counts cannot be"
-        return [no_account(why)]
+        return [no_account(why if facts else "no silo was left to ask")]
     missing = sorted(set(silos) - set(facts))
     if not missing:
         return found
@@ -357,7 +358,6 @@ def privacy_accounts(
 
 def _tested(
     method: Method,
-    config: Any,
     engine: InProcess[Any],
     silos: Partition,
     graphs: Mapping[str, Graph],
@@ -374,7 +374,7 @@ def _tested(
     return Final(
         evaluate(predictors, silos, mode) if has_tests else None,
         [name for name, each in predictors.items() if not each.shared],
-        {name: method.privacy_facts(config, graph) for name, graph in graphs.items()},
+        {name: silo.privacy_facts() for name, silo in engine.silos.items()},
         ledger,
         _inside_silos(engine.silos),
     )

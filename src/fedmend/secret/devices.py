@@ -21,7 +21,10 @@ from fedmend.graph import Graph, csr_tensor, is_sparse, scipy_csr
 from fedmend.models.backbones import ModelShape, build
 from fedmend.models.features import DENSE_ENOUGH, Features
 from fedmend.models.kernels.sparse import SparseMatrix
+from fedmend.privacy.accountants.gaussian import GaussianAccountant
 from fedmend.privacy.ledger import Kind
+from fedmend.privacy.mechanism import GaussianMessages
+from fedmend.privacy.noise import NoiseSource
 from fedmend.secret.consent import BACKWARD, FORWARD, INPUT, LAST, Consent
 from fedmend.secret.network import LayerByLayer
 from fedmend.secret.session import Edges, SecretMessages
@@ -87,6 +90,7 @@ class Devices(Composed):
         settings: SecretSettings,
         shared: Shared,
         seed: int,
+        noise: NoiseSource,
     ) -> None:
         """`shared`: which weights all silos share; the others, no source may apply."""
         self._graph, self._metric = graph, metric(settings.metric)
@@ -95,7 +99,14 @@ class Devices(Composed):
         self._seen_count = torch.from_numpy(np.bincount(seen[0], minlength=self.count))
         degree = self._seen_count + torch.from_numpy(np.bincount(hidden.rows, minlength=self.count))
         self.most_neighbours = int(degree.max())
-        self.messages = SecretMessages(name, number, border.nodes, settings.secrecy, settings.noise)
+        self.mechanism = GaussianMessages(
+            settings.clip,
+            settings.noise_multiplier,
+            GaussianAccountant(self.count),
+            noise.under("privacy noise"),
+        )
+        mechanism = self.mechanism if settings.with_noise else None
+        self.messages = SecretMessages(name, number, border.nodes, settings.secrecy, mechanism)
         self.agreement = Consent(
             self.messages,
             hidden,
@@ -103,7 +114,7 @@ class Devices(Composed):
                 INPUT: settings.input_min_neighbours,
                 **dict.fromkeys((FORWARD, BACKWARD, LAST), settings.min_neighbours),
             },
-            with_noise=settings.noise is not None,
+            with_noise=settings.with_noise,
             together=settings.setting == "silos",
         )
         self._gcn = shape.backbone == "gcn"

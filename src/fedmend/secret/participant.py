@@ -20,6 +20,7 @@ from fedmend.federation import Nothing, Schema, SiloBase, content_sizes, message
 from fedmend.graph import Graph
 from fedmend.models.predictor import Predictor, hash_of, predictor
 from fedmend.privacy.ledger import Direction, Kind, Ledger
+from fedmend.privacy.noise import NO_NOISE, NoiseSource
 from fedmend.secret.consent import BACKWARD, FORWARD, INPUT, LAST
 from fedmend.secret.devices import (
     CodedSums,
@@ -69,7 +70,6 @@ class Agreed:
 
     messages: Annotated[int, Kind.COUNTS]
     below_minimum: Annotated[dict[str, float], Kind.COUNTS]
-    most_noised: Annotated[dict[str, float], Kind.COUNTS]
 
 
 @message("hifgl.Columns")
@@ -89,13 +89,21 @@ class Participant(SiloBase):
     """
 
     def __init__(
-        self, name: str, graph: Graph, settings: Any, seed: int, *, border: Border, shared: Shared
+        self,
+        name: str,
+        graph: Graph,
+        settings: Any,
+        seed: int,
+        *,
+        border: Border,
+        shared: Shared,
+        noise: NoiseSource = NO_NOISE,
     ) -> None:
         # No graph of its own: not calling SiloBase's, which would keep one.
-        self.name, self.settings, self.seed = name, settings, seed
+        self.name, self.settings, self.seed, self.noise = name, settings, seed, noise
         self._ids, self._of_graph = graph.node_ids, hash_of(graph)
         shape = settings.shape(Schema(graph.num_features, graph.label_names))
-        self.devices = Devices(name, graph, border, shape, settings, shared, seed)
+        self.devices = Devices(name, graph, border, shape, settings, shared, seed, noise)
         self._messages = self.devices.messages
         self._agreement = self.devices.agreement
         self._network = self.devices.network
@@ -149,12 +157,8 @@ class Participant(SiloBase):
         """Learn who wants to hear the last layer's gradients; the agreement is complete."""
         self._take((LAST,), self._agreement.speaks[BACKWARD], letters)
         self.devices.settled()
-        routes = self._messages.routes
-        return Agreed(
-            len(routes[INPUT].silos),
-            {stage: float(few) for stage, few in self._agreement.few.items()},
-            {stage: float(route.most_noised) for stage, route in routes.items()},
-        )
+        few = {stage: float(count) for stage, count in self._agreement.few.items()}
+        return Agreed(len(self._messages.routes[INPUT].silos), few)
 
     def _post(self, stages: Sequence[str], label: str) -> Letters:
         """Wishes to the other silos; those to itself stay here."""
@@ -270,5 +274,10 @@ class Participant(SiloBase):
             return found
         return replace(found, heard=self.devices.probabilities, of_graph=self._of_graph)
 
+    def privacy_facts(self) -> dict[str, float]:
+        """In how many messages with noise one of its nodes spoke, at most."""
+        uses = float(self.devices.mechanism.accountant.uses)
+        return {"uses": uses} if self.settings.with_noise else {}
+
     def parts(self) -> Mapping[str, Part]:
-        return {"devices": self.devices}
+        return {"devices": self.devices, "noise": self.devices.mechanism}

@@ -39,7 +39,6 @@ class SecretMemory(Training):
 
     members: silos that take part; agreed: those among whom who hears whom is agreed on.
     messages: in an input pass; passes: how many were begun, of any kind.
-    noised: messages with noise that one node spoke in so far.
     """
 
     members: list[str] = field(default_factory=list)
@@ -48,8 +47,6 @@ class SecretMemory(Training):
     training_nodes: int = 0
     passes: int = 0
     below_minimum: dict[str, float] = field(default_factory=dict)
-    most_noised: dict[str, float] = field(default_factory=dict)
-    noised: float = 0.0
 
 
 class LostInRound(Exception):  # noqa: N818  # no error: the round is repeated without them
@@ -93,7 +90,6 @@ class Passes(Generic[P]):
             columns = Columns(self._label("input"), first, min(first + width, features))
             outgoing = self._ask(Participant.speak_features, dict.fromkeys(self._present, columns))
             self._ask(Participant.hear_features, self._carry(INPUT, outgoing))
-            state.noised += state.most_noised[INPUT]
         state.members = list(self._present)
 
     # Who is there
@@ -117,13 +113,6 @@ class Passes(Generic[P]):
         state.training_nodes = sum(reply.training_nodes for reply in greeted.values())
         if not state.training_nodes:
             raise FederationError("no silo has training nodes: give some nodes the role 'train'")
-        for each in agreed.values():
-            state.most_noised = {
-                stage: max(count, state.most_noised.get(stage, 0.0))
-                for stage, count in each.most_noised.items()
-            }
-        # Neighbours with a loss were counted by a pass of its own, along the ways back.
-        state.noised += state.most_noised[BACKWARD]
         if not state.below_minimum:
             stages = next(iter(agreed.values())).below_minimum
             state.below_minimum = {
@@ -143,24 +132,21 @@ class Passes(Generic[P]):
 
     def across(self, end: Callable[[P, Incoming], R], *, training: bool) -> Mapping[str, R]:
         """One pass over the network, layer by layer and back; `end` is each silo's last step."""
-        state, layers = self._state, self._settings.layers
+        layers = self._settings.layers
         outgoing = self._ask(
             Participant.speak, dict.fromkeys(self._present, self._round_keys(training))
         )
         incoming = {name: nothing_incoming(each.label) for name, each in outgoing.items()}
         for layer in range(1, layers):
             incoming = self._carry(FORWARD, outgoing)
-            state.noised += state.most_noised[FORWARD]
             if layer < layers - 1:
                 outgoing = self._ask(Participant.hear, incoming)
         if training and layers > 1:
             outgoing = self._ask(Participant.turn, incoming)
             incoming = self._carry(LAST, outgoing)
-            state.noised += state.most_noised[LAST]
             for _ in range(layers - 2):
                 outgoing = self._ask(Participant.hear_back, incoming)
                 incoming = self._carry(BACKWARD, outgoing)
-                state.noised += state.most_noised[BACKWARD]
         return self._ask(end, incoming)
 
     def _round_keys(self, training: bool) -> Keys:

@@ -36,6 +36,7 @@ from fedmend.privacy.field import PRIME, add, add_rows, from_field, to_field
 from fedmend.privacy.lagrange import LagrangeCode
 from fedmend.privacy.ledger import Kind
 from fedmend.privacy.masks import MaskGenerator
+from fedmend.privacy.mechanism import GaussianMessages
 from fedmend.privacy.sealing import KEY_BYTES, Sealing
 
 if TYPE_CHECKING:
@@ -274,14 +275,6 @@ class Adder:
 # A silo's side
 
 
-@dataclass(frozen=True)
-class Noise:
-    """Clipping and Gaussian noise for messages to nodes that hear too few others."""
-
-    clip: float
-    multiplier: float
-
-
 class Route:
     """Which own rows speak to which nodes of other silos: worked out once, used in every pass.
 
@@ -310,20 +303,12 @@ class Route:
         self._matrix = SparseMatrix(csr_tensor(plain))
         self._noised_rows = torch.from_numpy(rows[noised])
         self._noised_messages = torch.from_numpy(message_of[noised])
-        self.most_noised = int(np.bincount(rows[noised], minlength=1).max())
-        """How many messages with noise the same node speaks in, at most."""
 
-    def messages(self, values: Tensor, noise: Noise | None, masks: MaskGenerator) -> Tensor:
+    def messages(self, values: Tensor, mechanism: GaussianMessages | None) -> Tensor:
         """What is said to each node: sums of rows, clipped and noised where that is asked."""
         said = self._matrix.csr @ values
-        if noise is not None and len(self._noised_rows):
-            clipped = values[self._noised_rows]
-            norm = clipped.norm(dim=1, keepdim=True)
-            clipped = clipped * (noise.clip / norm.clamp_min(noise.clip))
-            said.index_add_(0, self._noised_messages, clipped)
-            which = torch.unique(self._noised_messages)
-            drawn = torch.from_numpy(masks.normal(len(which), values.shape[1])).to(said.dtype)
-            said[which] += noise.multiplier * noise.clip * drawn
+        if mechanism is not None:
+            mechanism.add(said, values, self._noised_rows, self._noised_messages)
         return said
 
 
@@ -369,17 +354,23 @@ class SecretMessages:
     whose: the silo's name, for messages to its own user only.
     number: the silo's place among all, sorted by name.
     nodes: the pseudonyms of its own nodes.
+    mechanism: hides what is said to nodes that hear too few others; None: nobody speaks to them.
     """
 
     def __init__(
-        self, whose: str, number: int, nodes: Numbers, secrecy: Secrecy, noise: Noise | None
+        self,
+        whose: str,
+        number: int,
+        nodes: Numbers,
+        secrecy: Secrecy,
+        mechanism: GaussianMessages | None,
     ) -> None:
         self.whose, self.number, self.nodes = whose, number, nodes
-        self.secrecy, self.noise = secrecy, noise
+        self.secrecy, self.mechanism = secrecy, mechanism
         self.code = secrecy.code
         self.hidden = secrecy.routing != "clear"
         self._sealing = Sealing() if self.hidden else None
-        self.masks = MaskGenerator() if self.hidden or noise else None
+        self.masks = MaskGenerator() if self.hidden else None
         self.routes: dict[str, Route] = {}
         self.hearings: dict[str, Hearing] = {}
         self.members: tuple[int, ...] = ()
@@ -433,15 +424,15 @@ class SecretMessages:
     def speak(self, stage: str, values: Tensor, label: str) -> Outgoing:
         """Step 1: one row of numbers per own node, out along the stage's routes."""
         route = self.routes[stage]
-        said = route.messages(values.detach(), self.noise, self._masks())
+        said = route.messages(values.detach(), self.mechanism)
         rows = np.bincount(route.silos, minlength=max(self.members) + 1)
         pseudonyms = torch.from_numpy(route.pseudonyms)
         counts = torch.from_numpy(rows)
-        if not self.hidden:
+        if self.masks is None:
             none = NO_NUMBERS.reshape(0, 0)
             return Outgoing(label, none, pseudonyms, counts, {}, said)
         coded = to_field(said.numpy(), self.secrecy.fraction_bits, self._summands, self.whose)
-        shares = self.code.encode(coded, self._masks().elements(self.code.threshold, *coded.shape))
+        shares = self.code.encode(coded, self.masks.elements(self.code.threshold, *coded.shape))
         starts = np.concatenate([[0], np.cumsum(rows)])
         letters: dict[int, list[Bundle]] = {}
         for target in np.flatnonzero(rows).tolist():
@@ -533,11 +524,6 @@ class SecretMessages:
         at = hearing.places(incoming.pseudonyms.numpy())
         out[torch.from_numpy(hearing.rows[at])] = incoming.in_clear.reshape(-1, width)
         return out
-
-    def _masks(self) -> MaskGenerator:
-        if self.masks is None:  # made only where something is hidden or noised
-            self.masks = MaskGenerator()
-        return self.masks
 
 
 # The server's side

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedmend import config
-from fedmend.secret.session import ROUTINGS, Noise, Secrecy
+from fedmend.secret.session import ROUTINGS, Secrecy
 from fedmend.training.settings import RoundSettings
 
 SETTINGS = {
@@ -55,9 +55,6 @@ class SecretSettings(RoundSettings):
         return Secrecy(self.routing, self.privacy_threshold, self.check_shares, self.fraction_bits)
 
     @property
-    def hides_with_noise(self) -> bool:
-        return self.noise is not None
-
-    @property
-    def noise(self) -> Noise | None:
-        return Noise(self.clip, self.noise_multiplier) if self.below_minimum == "noise" else None
+    def with_noise(self) -> bool:
+        """Whether nodes below the minimum are spoken to, with noise."""
+        return self.below_minimum == "noise"

@@ -34,7 +34,7 @@ from fedmend.models.features import Features
 from fedmend.models.kernels.sparse import SparseMatrix
 from fedmend.models.layers import ClosedMeanLayer, Fusion, Projection, SageLayer
 from fedmend.models.propagation import operator
-from fedmend.training.streams import HidingNoise
+from fedmend.privacy.mechanism import GaussianSum
 
 MOST_KEPT = 2**25
 """Inner products that a silo keeps."""
@@ -263,27 +263,23 @@ def private_gradients(
     around: Forest,
     labels: Tensor,
     *,
-    clip: float,
-    noise: float,
-    source: HidingNoise,
+    mechanism: GaussianSum,
     dropout: torch.Generator | None = None,
     mended: Tensor | None = None,
     products: InputProducts | None = None,
 ) -> Tensor:
     """Give the model the gradients of a DP-SGD step; returns the batch's mean loss, unclipped.
 
-    noise: standard deviation of the noise in units of the clipping norm. source, dropout: draw
-    the noise, and what is dropped. products: what earlier steps on this graph have worked out.
+    mechanism: says how far terms are scaled down, and adds the noise. dropout: draws what is
+    dropped. products: what earlier steps on this graph have worked out.
     """
     with _Watching(model) as watching:
         scores = model(features, around.hops, dropout, mended)
     losses = F.cross_entropy(scores, labels, reduction="none")
     norms = term_norms(watching.seen, losses, around, products)
-    scale = (clip / norms.clamp(min=1e-12)).clamp(max=1.0)
+    scale = mechanism.begin(around.batch, norms)
     (losses * scale).sum().backward()  # type: ignore[no-untyped-call]  # torch's
     for parameter in model.parameters():
-        total = source.normal(*parameter.shape).mul_(noise * clip)
-        if parameter.grad is not None:
-            total.add_(parameter.grad)
-        parameter.grad = total.div_(len(labels))
+        total = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        parameter.grad = mechanism.noised(total).div_(len(labels))
     return losses.detach().mean()

@@ -19,11 +19,6 @@ class RoundSettings:
         "accuracy", "what chooses the round, on validation nodes", choices=METRICS
     )
 
-    @property
-    def hides_with_noise(self) -> bool:
-        """Whether silos hide something with noise that no other party can draw (`HidingNoise`)."""
-        return False
-
 
 @dataclass(frozen=True, kw_only=True)
 class QuorumSettings:

@@ -11,12 +11,79 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 from fedmend.errors import SettingsError
+from fedmend.privacy.account import Account, finite
+from fedmend.privacy.accountants.history import History
+
+DELTA = 1e-5
+"""The delta of accounts for which no setting says another."""
+
+_BEYOND = 1e250
+"""The price of no noise: finite, so that without any it still counts who took part most."""
 
 LITTLE_NOISE = 0.25
 """Below this noise in all, epsilon is beyond 50 whatever the accountant: the quick one will do."""
+
+
+class GaussianAccountant(History):
+    """Gaussian releases, each with its noise multiplier."""
+
+    @staticmethod
+    def price(parameter: float) -> float:
+        return min(1.0 / parameter / parameter, _BEYOND) if parameter else _BEYOND
+
+    def epsilon(self, delta: float) -> float:
+        """What the unit that took part most is left with; infinite without noise."""
+        return composed_epsilon(self.worst, delta)
+
+
+def composed_epsilon(uses: Mapping[float, int], delta: float) -> float:
+    """Epsilon of releases of several noise multipliers: together they are one with less noise."""
+    uses = {each: steps for each, steps in uses.items() if steps}
+    if len(uses) == 1:
+        ((noise_multiplier, steps),) = uses.items()
+        return gaussian_epsilon(noise_multiplier, steps, delta)
+    if 0.0 in uses:
+        return math.inf
+    spent = sum(steps * GaussianAccountant.price(each) for each, steps in uses.items())
+    return gaussian_epsilon(1.0 / math.sqrt(spent) if spent else 1.0, int(spent > 0), delta)
+
+
+def gaussian_account(
+    what: str,
+    per: str,
+    uses: Mapping[float, int],
+    delta: float = DELTA,
+    details: Mapping[str, Any] | None = None,
+) -> Account:
+    """The account of Gaussian noise on something.
+
+    uses: how often the unit that took part most did, by noise multiplier: the noise's standard
+        deviation over what one unit may change the release by.
+    """
+    epsilon = composed_epsilon(uses, delta)
+    capital = what[:1].upper() + what[1:]
+    worth = f"epsilon {epsilon:.3g} at delta {delta:g}"
+    if not math.isfinite(epsilon):
+        worth = "no noise, no protection"
+    times = sum(uses.values())
+    often = {0: "never released", 1: "released once"}.get(times, f"released {times} times")
+    return Account(
+        mechanism=f"Gaussian noise on {what}",
+        per=per,
+        epsilon=finite(epsilon),
+        delta=delta,
+        uses=times,
+        sentence=f"{capital}: {worth} ({per}, {often}).",
+        details={
+            "noise_multipliers": {repr(each): steps for each, steps in uses.items()},
+            **(details or {}),
+        },
+        drawn=any(each > 0 and steps > 0 for each, steps in uses.items()),
+    )
 
 
 def gaussian_epsilon(

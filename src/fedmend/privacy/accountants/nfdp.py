@@ -27,9 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedmend.config import make, setting
 from fedmend.errors import SettingsError
+from fedmend.privacy.account import Account, finite
 
 if TYPE_CHECKING:
     from fedmend.graph import Graph
+
+MECHANISM = "neighbour sampling (NFDP)"
 
 MOST = 10**12
 """The largest count that is accepted: every count up to it is exact as a float."""
@@ -212,8 +215,21 @@ class EdgeLDP:
             f"and its L N = {draws} undercounts, since neighbours are drawn anew in every batch."
         )
 
+    def to_account(self) -> Account:
+        """The form that a run's record has; what holds is the recomputed column."""
+        bound = self.recomputed.sampled
+        return Account(
+            mechanism=MECHANISM,
+            per="an edge",
+            epsilon=finite(bound.epsilon),
+            delta=bound.delta,
+            uses=self.sampling.layers * self.sampling.epochs,
+            sentence=self.sentence,
+            details=self.to_dict(),
+        )
+
     def to_dict(self) -> dict[str, Any]:
-        """For a run's record and `--json`."""
+        """For `--json`, and the details of a run's account."""
         columns = {"published": self.published, "recomputed": self.recomputed}
         return {
             "settings": asdict(self.sampling),
