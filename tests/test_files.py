@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from fedmend.errors import FileFormatError, StorageError
-from fedmend.files import make_folder, read_json, replacing, write_bytes, write_json
+from fedmend.files import (
+    make_folder,
+    read_json,
+    replacing,
+    write_bytes,
+    write_json,
+    write_secret,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -161,3 +168,10 @@ def test_bad_json(tmp_path: Path, content: bytes, message: str) -> None:
 def test_missing_json(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=r"cannot read .*: No such file"):
         read_json(tmp_path / "none.json")
+
+
+def test_a_secret_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    path.write_text("old, and open to everybody")
+    write_secret(path, b"secret")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"secret", 0o600)

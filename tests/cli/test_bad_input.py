@@ -61,6 +61,7 @@ def refused(done: Done, *parts: str) -> None:
         (["compare", "--methods", "fedavg,nope"], ["unknown method 'nope'"]),
         (["compare", "--methods", "fedavg,fedavg"], ["twice"]),
         (["check", "nowhere"], ["nowhere"]),
+        (["check", "no\nwhere"], ["no where"]),
         (["predict", "nowhere", "--graph", "x"], ["nowhere", "not a finished run"]),
         (["partition", "cora", "out", "--format", "xml"], ["xml"]),
         (["methods", "fedvag"], ["did you mean 'fedavg'?"]),

@@ -75,3 +75,10 @@ def test_what_silos_of_a_federation_say_is_no_markup(
     assert done.returncode == 0, done.stderr
     assert f"Note: north was lost: {ODD}\n" in done.stdout
     assert "Run folder: [red]out\n" in done.stdout
+
+
+def test_an_option_goes_before_set_and_set_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("hidden = 1\nlr = 0.1\nmu = 2.0\n")
+    found = common.gather_settings(["hidden=3", "lr=0.3"], file, hidden=5, backbone=None)
+    assert found == {"hidden": 5, "lr": "0.3", "mu": 2.0}

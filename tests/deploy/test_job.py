@@ -9,7 +9,7 @@ import pytest
 from fedmend.deploy.deployed import PLAN
 from fedmend.deploy.job import ServerJob, _only_one, run_folder
 from fedmend.deploy.status import tell
-from fedmend.errors import FederationError
+from fedmend.errors import FederationError, SettingsError
 
 RUN = "0123456789abcdef"
 
@@ -22,6 +22,13 @@ def test_a_run_that_still_goes_on_keeps_its_plan(tmp_path: Path) -> None:
     with _only_one(folder), pytest.raises(FederationError, match="still going on"):
         job._train(tmp_path)
     assert (folder / PLAN).read_text() == "the plan that runs"
+
+
+@pytest.mark.parametrize("run", ["../elsewhere", "", "0123", f"{RUN}/x", f"{RUN}\n"])
+def test_a_runs_name_is_no_path(tmp_path: Path, run: str) -> None:
+    with pytest.raises(SettingsError, match="is not the name of a run"):
+        run_folder(tmp_path, run)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_record_is_offered_last(tmp_path: Path) -> None:

@@ -235,6 +235,10 @@ def test_a_run_of_nobody_is_not_submitted(server: Server, tmp_path: Path) -> Non
         submit(tmp_path, resume=True)
     with pytest.raises(FederationError, match="it names none"):
         submission._taking_part([], ["west"], resume=False)
+    with pytest.raises(FederationError, match=r"not connected: south \(connected: east, west\)"):
+        submission._taking_part(["south", "west"], ["east", "west"], resume=False)
+    # A run that goes on does without who is not there.
+    assert submission._taking_part(["south", "west"], ["east", "west"], resume=True) == ["west"]
     assert len(server.submitted) == 1
 
 

@@ -713,6 +713,26 @@ def test_a_silo_with_an_older_state_goes_on_from_it(place: Place) -> None:
     assert (3, "silo-1") in rows
 
 
+def test_silos_that_saved_more_than_the_server_go_back_to_its_round(place: Place) -> None:
+    """The server was stopped after its silos had saved round 2, and before it did."""
+    watch = Watch()
+    file = place.folder("server") / "checkpoint.safetensors"
+    after_round_1: list[bytes] = []
+
+    def stop_in_round_2(moment: Moment) -> None:
+        if moment.round == 2:
+            after_round_1.append(file.read_bytes())
+            watch.stop_requested = True
+
+    watch.on_round = stop_in_round_2
+    with pytest.raises(Interrupted):
+        place.run("fedavg", watch=watch, checkpoint_every=1)
+    file.write_bytes(after_round_1[0])
+    place.start(*NAMES)
+    assert place.run("fedavg", resume=True)["said"] == []
+    assert same_weights(place.weights, in_process("fedavg").weights)
+
+
 def test_a_silo_without_its_state_does_not_pretend(place: Place) -> None:
     with pytest.raises(Interrupted):
         place.run("fedavg", watch=stops_at_once())
@@ -1040,6 +1060,13 @@ def test_sizes_are_bounded_on_both_sides(place: Place) -> None:
         place.run("fedavg", largest_message=2000, settings={"hidden": 64})
 
 
+def test_the_limit_of_a_reply_is_exact() -> None:
+    with flare.Flare[fedavg.Silo]({}, ["a"], 0, largest_message=10) as engine:
+        assert engine._opened("a", "train", {"state": "done", "reply": b"x" * 10}) == b"x" * 10
+        with pytest.raises(WireError, match="a sent a message of 11 bytes, above the limit of 10"):
+            engine._opened("a", "train", {"state": "done", "reply": b"x" * 11})
+
+
 def test_every_method_says_which_kinds_it_sends() -> None:
     assert set(steps_of(fedavg.Silo)) == {"train", "validate"}
     assert kinds_of(fedavg.Silo.train) == {"weights", "counts", "metrics"}
@@ -1090,7 +1117,7 @@ def introduced(place: Place, name: str = "silo-0") -> Iterator[SiloEndpoint]:
         ("train", b"\xff" * 100),
     ],
 )
-def test_a_desk_performs_declared_steps_on_declared_messages_only(
+def test_an_endpoint_performs_declared_steps_on_declared_messages_only(
     place: Place, step: str, data: bytes
 ) -> None:
     with introduced(place) as endpoint:
@@ -1101,7 +1128,7 @@ def test_a_desk_performs_declared_steps_on_declared_messages_only(
     assert endpoint.ledger.total("up") == before
 
 
-def test_a_desk_that_was_not_introduced_does_nothing(place: Place) -> None:
+def test_an_endpoint_that_was_not_introduced_does_nothing(place: Place) -> None:
     endpoint = place.endpoints["silo-0"]
     for step in ("endpoint.prepare", "endpoint.keep", "endpoint.score", "train"):
         given: Any = {
