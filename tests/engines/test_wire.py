@@ -159,6 +159,11 @@ def test_written_as_safetensors_writes(named: dict[str, Tensor], text: str) -> N
     assert wire._written(named, {"fedmend": text}) == save(named, metadata={"fedmend": text})
 
 
+def test_plain_values_are_as_long_as_in_json() -> None:
+    sizes = encode(everything(real=0.25, figures={"a": 1.5, "b": 2.0, "c": 3})).sizes
+    assert sizes[Kind.METRICS] == len('{"a": 1.5, "b": 2.0, "c": 3.0}') + len("0.25")
+
+
 def test_special_values_survive() -> None:
     odd = torch.tensor([torch.nan, torch.inf, -0.0, 1e-45])
     assert same(odd, decode(encode(everything(tensor=odd)).data).tensor)
