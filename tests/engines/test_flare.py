@@ -49,6 +49,7 @@ from fedmend.errors import (
     UnknownNameError,
     WireError,
 )
+from fedmend.evaluation.metrics import checked
 from fedmend.federation import Nothing
 from fedmend.files import plain
 from fedmend.graph import Graph
@@ -927,12 +928,11 @@ def introduction(**changes: Any) -> endpoint_module.Introduction:
     ids=["none", "no nodes", "floats", "more right than there", "negative", "another sum"],
 )
 def test_counts_that_cannot_be_stop_the_run(counts: torch.Tensor) -> None:
-    good = torch.tensor([[1, 0, 1], [2, 1, 1], [2, 1, 1]])
-    figures = endpoint_module.FinalFigures(0.5, 0.5, 4, False, good, {})
-    assert flare.checked_counts("silo-1", figures, 3) is good
-    spoilt = endpoint_module.FinalFigures(0.5, 0.5, 4, False, counts, {})
-    with pytest.raises(WireError, match="silo-1 sent counts of its test nodes that cannot be"):
-        flare.checked_counts("silo-1", spoilt, 3)
+    """As the engine looks at what a silo says of its test nodes: four of them, of three classes."""
+    good = {"macro_f1": torch.tensor([[1, 0, 1], [2, 1, 1], [2, 1, 1]])}
+    assert checked("silo-1", good, 3, 4) == good
+    with pytest.raises(FederationError, match="silo-1 sent"):
+        checked("silo-1", {"macro_f1": counts}, 3, 4)
 
 
 def test_a_privacy_account_says_who_is_not_in_it(place: Place) -> None:

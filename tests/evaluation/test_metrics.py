@@ -17,10 +17,8 @@ from fedmend.errors import FederationError, SettingsError, UnknownNameError
 from fedmend.evaluation.metrics import (
     METRICS,
     Accuracy,
-    accuracy,
-    counts_by_class,
-    figures_of,
-    macro_f1,
+    checked,
+    figures,
     metric,
     statistics,
 )
@@ -29,29 +27,17 @@ from fedmend.evaluation.summary import graph_information_gain, recovered_share, 
 labels = st.integers(0, 6)
 
 
+def one_hot(found: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.one_hot(found, 7).float()
+
+
 @given(st.lists(st.tuples(labels, labels), min_size=1, max_size=60))
 def test_accuracy_and_macro_f1_are_scikit_learns(pairs: list[tuple[int, int]]) -> None:
     found, true = ([pair[place] for pair in pairs] for place in range(2))
-    tensors = torch.tensor(found), torch.tensor(true)
-    assert accuracy(*tensors) == pytest.approx(accuracy_score(true, found), abs=1e-12)
+    given = figures(statistics(one_hot(torch.tensor(found)), torch.tensor(true)))
+    assert given["accuracy"] == pytest.approx(accuracy_score(true, found), abs=1e-12)
     expected = f1_score(true, found, average="macro", zero_division=0.0)
-    assert macro_f1(*tensors) == pytest.approx(expected, abs=1e-12)
-
-
-@given(st.lists(st.lists(st.tuples(labels, labels), min_size=1, max_size=20), min_size=1))
-def test_counts_of_silos_add_up_to_the_figures_of_all(silos: list[list[tuple[int, int]]]) -> None:
-    pairs = [torch.tensor(each).T for each in silos]
-    counts = [counts_by_class(each[0], each[1], 7) for each in pairs]
-    everyone = torch.cat(pairs, dim=1)
-    found = figures_of(torch.stack(counts).sum(0))
-    assert found == {
-        "accuracy": accuracy(everyone[0], everyone[1]),
-        "macro_f1": macro_f1(everyone[0], everyone[1]),
-    }
-
-
-def one_hot(found: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.one_hot(found, 7).float()
+    assert given["macro_f1"] == pytest.approx(expected, abs=1e-12)
 
 
 @given(st.lists(st.lists(st.tuples(labels, labels), min_size=0, max_size=20), min_size=1))
@@ -110,9 +96,19 @@ def test_an_unknown_metric_names_the_nearest() -> None:
 
 def test_extremes() -> None:
     true = torch.tensor([0, 1, 2])
-    assert (accuracy(true, true), macro_f1(true, true)) == (1.0, 1.0)
+    assert figures(statistics(one_hot(true), true)) == {"accuracy": 1.0, "macro_f1": 1.0}
     wrong = torch.tensor([1, 2, 0])
-    assert (accuracy(wrong, true), macro_f1(wrong, true)) == (0.0, 0.0)
+    assert figures(statistics(one_hot(wrong), true)) == {"accuracy": 0.0, "macro_f1": 0.0}
+
+
+def test_what_a_silo_sends_of_other_nodes_than_it_has_names_it() -> None:
+    true = torch.tensor([0, 1, 2])
+    sent = statistics(one_hot(true), true)
+    assert checked("silo-1", {**sent, "unheard_of": true}, 7, 3).keys() == sent.keys()
+    with pytest.raises(FederationError, match="silo-1 sent accuracy of other nodes than it has"):
+        checked("silo-1", sent, 7, 4)
+    with pytest.raises(FederationError, match="silo-1 sent figures"):
+        checked("silo-1", sent, 6, 3)
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=10))

@@ -39,8 +39,8 @@ from fedmend.errors import (
     StorageError,
     WireError,
 )
-from fedmend.evaluation.evaluate import Scores, count_silo, score_silo
-from fedmend.evaluation.metrics import figures_of
+from fedmend.evaluation.evaluate import Scores, scores
+from fedmend.evaluation.evaluate import tested as statistics_of
 from fedmend.federation import (
     Nothing,
     SiloBase,
@@ -62,9 +62,6 @@ from fedmend.runs.record import Data, Engine, Record, Split
 
 PlatformPhase = Literal["handshake", "checkpoints", "evaluation"]
 """Phases of the ledger that the in-process engine does not have; they have no rounds."""
-
-NOT_COUNTED = torch.empty(3, 0, dtype=torch.int64)
-"""In place of counts by class, where figures of one silo alone are all that is asked."""
 
 _LONGEST_PHASE, _LONGEST_SENTENCE = 80, 1000
 """Characters; phases, and some of what an endpoint tells, are the server's words."""
@@ -126,16 +123,13 @@ class FinalModel:
 class FinalFigures:
     """How the final model does on a silo's own test nodes.
 
-    by_class: where silos predict together (`cross-edges`), how many test nodes of each class were
-    found, are there, and were said to be; else empty.
+    statistics: of its test nodes, by metric (`evaluation.metrics`); they add up over silos.
     privacy_facts: what the method's privacy account has to know of this silo.
     """
 
-    accuracy: Annotated[float, Kind.METRICS]
-    macro_f1: Annotated[float, Kind.METRICS]
+    statistics: Annotated[dict[str, Tensor], Kind.METRICS]
     test_nodes: Annotated[int, Kind.COUNTS]
     own_model: Annotated[bool, Kind.CONTROL]
-    by_class: Annotated[Tensor, Kind.METRICS]
     privacy_facts: Annotated[dict[str, float], Kind.COUNTS]
 
 
@@ -385,18 +379,12 @@ class SiloEndpoint:
         predictor = self._built().predictor(final.weights if final.shared else None)
         if predictor is None:
             raise FederationError("there is no model to test")
-        tested, by_class = int(graph.test_mask.sum()), NOT_COUNTED
-        figures = {"accuracy": 0.0, "macro_f1": 0.0}
         mode = method.deployed_evaluation
-        if mode == "cross-edges":  # its nodes' classes are known already: silos predicted together
-            tested = 0 if predictor.heard is None else tested
-            if predictor.heard is not None and tested:
-                by_class = count_silo(predictor.heard, graph)
-                figures = figures_of(by_class)
-        elif tested:
-            figures = score_silo(predictor.on(mode), graph)
+        given = predictor.heard if mode == "cross-edges" else predictor.on(mode).predict(graph)
+        tested = 0 if given is None else int(graph.test_mask.sum())
+        found = statistics_of(given, graph) if given is not None and tested else {}
         facts = self._built().privacy_facts()
-        record = self._record(predictor, figures if tested else None, tested, facts)
+        record = self._record(predictor, scores(mode, {self.name: found}) if found else None, facts)
         folder = self._folder_of(plan.run)
         weights = dict(predictor.weights)
         shared, own = (weights, {}) if predictor.shared else (None, {self.name: weights})
@@ -404,18 +392,16 @@ class SiloEndpoint:
         records.write_run(folder, record, shared, own, memory, self.ledger)
         self._tell(f"finished; its model and ledger are in {folder}")
         return FinalFigures(
-            **figures,
+            statistics=found,
             test_nodes=tested,
             own_model=not final.shared,
-            by_class=by_class,
             privacy_facts=facts,
         )
 
     def _record(
         self,
         predictor: Predictor,
-        figures: Mapping[str, float] | None,
-        tested: int,
+        result: Scores | None,
         facts: Mapping[str, float],
     ) -> Record:
         """This silo's side of the run: of the others it knows the names."""
@@ -425,9 +411,6 @@ class SiloEndpoint:
             accounts = method.privacy(self._config, {self.name: facts})
         except SettingsError as error:  # the package that computes it is not there
             accounts = [no_account(str(error))]
-        scores = None
-        if figures is not None:
-            scores = Scores(mode, **figures, test_nodes=tested, by_silo={self.name: {**figures}})
         silos = tuple(json.loads(plan.silos))
         return Record(
             method=method.name,
@@ -443,7 +426,7 @@ class SiloEndpoint:
                 per_silo=(silo_statistics(self.name, graph),),
             ),
             pooled=False,
-            result=scores,
+            result=result,
             bytes=records.sent(self.ledger),
             measured=records.measured_now(
                 seconds=time.perf_counter() - self._started, phases=self._seconds

@@ -29,7 +29,6 @@ from fedmend.engines import wire
 from fedmend.engines.base import EngineBase, Final, Keeping
 from fedmend.engines.endpoint import (
     ENDPOINT,
-    FinalFigures,
     FinalModel,
     Introduction,
     Place,
@@ -40,7 +39,8 @@ from fedmend.engines.endpoint import (
 from fedmend.engines.pauses import Pauses
 from fedmend.engines.printable import printable
 from fedmend.errors import FederationError, RefusedError, StorageError, WireError
-from fedmend.evaluation.evaluate import joint_scores, mean_scores
+from fedmend.evaluation.evaluate import scores
+from fedmend.evaluation.metrics import checked
 from fedmend.federation import Nothing, Replies, Schema, SiloBase, SiloLost
 
 S = TypeVar("S", bound=SiloBase)
@@ -150,21 +150,16 @@ class Flare(EngineBase[S]):
         """
         final = FinalModel(dict(weights or {}), weights is not None)
         found = self._ask_endpoints("evaluation", SiloEndpoint.score, final).arrived
-        tested = {name: each for name, each in found.items() if each.test_nodes}
-        scores = None
-        if tested and mode == "cross-edges":
-            classes = self._schema.num_classes
-            scores = joint_scores({n: checked_counts(n, e, classes) for n, e in tested.items()})
-        elif tested:
-            by_silo = {
-                name: {"accuracy": each.accuracy, "macro_f1": each.macro_f1}
-                for name, each in tested.items()
-            }
-            nodes = sum(each.test_nodes for each in tested.values())
-            scores = mean_scores(mode, by_silo, nodes)
+        classes = self._schema.num_classes
+        tested = {
+            name: checked(name, each.statistics, classes, each.test_nodes)
+            for name, each in found.items()
+            if each.test_nodes
+        }
+        result = scores(mode, tested) if tested else None
         own = [name for name, each in found.items() if each.own_model]
         facts = {name: each.privacy_facts for name, each in found.items()}
-        return Final(scores, own, facts, self.ledger)
+        return Final(result, own, facts, self.ledger)
 
     def _ask_endpoints(
         self, phase: PlatformPhase, step: Callable[[SiloEndpoint, M], R], given: M
@@ -382,18 +377,6 @@ def check_borders(found: Mapping[str, Introduction]) -> None:
                     f"silos {one} and {other} list different edges between them: every edge has "
                     "to stand in the table border of both, with the ids that the nodes have"
                 )
-
-
-def checked_counts(name: str, figures: FinalFigures, classes: int) -> Tensor:
-    """A silo's test nodes by class, if they can be such."""
-    counts = figures.by_class
-    fits = counts.dtype == torch.int64 and tuple(counts.shape) == (3, classes)
-    if fits and classes and int(counts.min()) >= 0 and int(counts.max()) <= figures.test_nodes:
-        right, true, said = counts
-        sums = {int(true.sum()), int(said.sum()), figures.test_nodes}
-        if len(sums) == 1 and bool((right <= torch.minimum(true, said)).all()):
-            return counts
-    raise WireError(f"{name} sent counts of its test nodes that cannot be")
 
 
 def _short(value: object) -> str:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedmend.data.partition import Partition
 from fedmend.errors import DataError, UnknownNameError
-from fedmend.evaluation.evaluate import Scores
-from fedmend.evaluation.metrics import accuracy, macro_f1
+from fedmend.evaluation.evaluate import Scores, joint_scores, scores
+from fedmend.evaluation.metrics import statistics
 from fedmend.graph import Graph, is_sparse, scipy_csr
 
 if TYPE_CHECKING:
@@ -45,26 +46,14 @@ def run_baseline(name: str, partition: Partition, mode: str) -> Scores:
         raise DataError("a baseline needs training nodes, and no silo has one")
     classify = _majority(graphs) if name == "majority" else _logistic(graphs)
     found = {
-        silo: (classify(graph)[graph.test_mask], graph.y[graph.test_mask])
+        silo: statistics(F.one_hot(classify(graph)[test], graph.num_classes), graph.y[test])
         for silo, graph in sorted(partition.silos.items())
-        if bool(graph.test_mask.any())
+        if bool((test := graph.test_mask).any())
     }
     if not found:
         raise DataError("nothing can be tested: no silo has test nodes")
-    by_silo = {
-        silo: {"accuracy": accuracy(*pair), "macro_f1": macro_f1(*pair)}
-        for silo, pair in found.items()
-    }
-    nodes = sum(len(true) for _, true in found.values())
-    if mode == "own-subgraph":
-        mean = {
-            key: sum(each[key] for each in by_silo.values()) / len(by_silo)
-            for key in ("accuracy", "macro_f1")
-        }
-        return Scores(mode, mean["accuracy"], mean["macro_f1"], nodes, by_silo)
     # Without edges it makes no difference which graph a node is asked on: all tests together.
-    every = tuple(torch.cat(parts) for parts in zip(*found.values(), strict=True))
-    return Scores(mode, accuracy(*every), macro_f1(*every), nodes, {})
+    return scores(mode, found) if mode == "own-subgraph" else joint_scores(mode, found, apart=False)
 
 
 def _majority(graphs: list[Graph]) -> Classifier:

@@ -12,14 +12,23 @@ Modes (the papers use different ones; every result names its own):
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedmend.data.partition import Partition
 from fedmend.errors import DataError, UnknownNameError
-from fedmend.evaluation.metrics import accuracy, counts_by_class, figures_of, macro_f1
+from fedmend.evaluation.metrics import (
+    Statistics,
+    figures,
+    mean_figures,
+    metric,
+    statistics,
+    summed,
+)
+from fedmend.files import typed
 from fedmend.graph import Graph
 from fedmend.models.predictor import Predictor, predict
 
@@ -32,30 +41,89 @@ MODES = {
 
 @dataclass(frozen=True)
 class Scores:
-    """Test figures of one run; `by_silo` has each silo's (or each silo's model's) own."""
+    """Test figures of one run, by metric; `by_silo` has each silo's (or silo's model's) own."""
 
     mode: str
-    accuracy: float
-    macro_f1: float
+    figures: Mapping[str, float]
     test_nodes: int
-    by_silo: dict[str, dict[str, float]] = field(default_factory=dict)
+    by_silo: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def accuracy(self) -> float:
+        return self.figures["accuracy"]
+
+    @property
+    def macro_f1(self) -> float:
+        return self.figures["macro_f1"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in a record: the figures beside the rest."""
+        by_silo = {name: dict(each) for name, each in self.by_silo.items()}
+        about = {"mode": self.mode, **self.figures, "test_nodes": self.test_nodes}
+        return {**about, "by_silo": by_silo}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Scores:
+        """From a file, in which anything may stand."""
+        if missing := {"mode", "test_nodes", *ALWAYS} - set(given):
+            raise ValueError(f"result: {', '.join(sorted(missing))} is missing")
+        others = ("mode", "test_nodes", "by_silo")
+        found = {key: each for key, each in given.items() if key not in others}
+        return cls(
+            typed(str, given["mode"], "result, mode"),
+            typed(dict[str, float], found, "result"),
+            typed(int, given["test_nodes"], "result, test_nodes"),
+            typed(dict[str, dict[str, float]], given.get("by_silo", {}), "result, by_silo"),
+        )
+
+
+ALWAYS = ("accuracy", "macro_f1")
+"""Figures that every run has: tables compare runs by them."""
 
 
 def evaluate(predictors: Mapping[str, Predictor], partition: Partition, mode: str) -> Scores:
     """Test what the silos predict with; a silo without a model has nothing that could be tested."""
-    found = answers(predictors, partition, mode)
+    found = {name: tested(*each) for name, each in answers(predictors, partition, mode).items()}
+    if EVERYBODY in found:
+        return joint_scores(mode, found, apart=False)
+    if mode == "global-graph" and found:  # a model per silo, and all are asked the same
+        nodes = test_nodes(next(iter(found.values())))
+        return replace(scores(mode, found), test_nodes=nodes)
+    return scores(mode, found)
+
+
+def scores(mode: str, found: Mapping[str, Statistics]) -> Scores:
+    """The figures of what silos give of their test nodes, in any mode; at least one silo.
+
+    As one set of nodes where silos predict together (`cross-edges`), else the silos' mean.
+    """
     if not found:
         raise DataError("nothing can be tested: no silo with a model has test nodes")
     if mode == "cross-edges":
-        return joint_scores({name: count_silo(*each) for name, each in found.items()})
-    by_silo = {name: _figures(*each) for name, each in found.items()}
-    if EVERYBODY in by_silo:
-        return Scores(
-            mode=mode, **by_silo[EVERYBODY], test_nodes=_tests(found[EVERYBODY][1]), by_silo={}
-        )
-    graphs = [graph for _, graph in found.values()]
-    tested = _tests(graphs[0]) if mode == "global-graph" else sum(map(_tests, graphs))
-    return mean_scores(mode, by_silo, tested)
+        return joint_scores(mode, found)
+    by_silo = {name: figures(each) for name, each in found.items()}
+    return Scores(
+        mode, mean_figures(by_silo.values()), sum(map(test_nodes, found.values())), by_silo
+    )
+
+
+def joint_scores(mode: str, found: Mapping[str, Statistics], *, apart: bool = True) -> Scores:
+    """The figures of all nodes together; apart: each silo's own, too."""
+    total = summed(found)
+    by_silo = {name: figures(each) for name, each in sorted(found.items())} if apart else {}
+    return Scores(mode, figures(total), test_nodes(total), by_silo)
+
+
+def tested(probabilities: Tensor, graph: Graph) -> dict[str, Tensor]:
+    """The statistics of a graph's test nodes: one silo's part, whoever adds them up."""
+    test = graph.test_mask
+    # As doubles: the logarithms of two different floats can be the same float.
+    return statistics(probabilities[test].double().log(), graph.y[test])
+
+
+def test_nodes(found: Statistics) -> int:
+    """How many nodes statistics are of."""
+    return metric("accuracy").nodes(found["accuracy"])
 
 
 EVERYBODY = ""
@@ -95,40 +163,6 @@ def answers(
     return {name: each for name, each in found.items() if _tests(each[1])}
 
 
-def mean_scores(mode: str, by_silo: dict[str, dict[str, float]], test_nodes: int) -> Scores:
-    """The mean of the silos' (or their models') figures; at least one of them."""
-    count = len(by_silo)
-    return Scores(
-        mode=mode,
-        accuracy=sum(each["accuracy"] for each in by_silo.values()) / count,
-        macro_f1=sum(each["macro_f1"] for each in by_silo.values()) / count,
-        test_nodes=test_nodes,
-        by_silo=by_silo,
-    )
-
-
-def score_silo(predictor: Predictor, graph: Graph) -> dict[str, float]:
-    """One silo's part of `own-subgraph`, for a silo that nobody else can look into."""
-    return _figures(predictor.predict(graph), graph)
-
-
-def count_silo(probabilities: Tensor, graph: Graph) -> Tensor:
-    """One silo's part of `cross-edges`: its test nodes by class, see `counts_by_class`."""
-    test = graph.test_mask
-    return counts_by_class(probabilities.argmax(1)[test], graph.y[test], graph.num_classes)
-
-
-def joint_scores(counts: Mapping[str, Tensor]) -> Scores:
-    """`cross-edges`, of the test nodes by class of each silo that has any; at least one."""
-    total = torch.stack(list(counts.values())).sum(0)
-    return Scores(
-        mode="cross-edges",
-        **figures_of(total),
-        test_nodes=int(total[1].sum()),
-        by_silo={name: figures_of(each) for name, each in sorted(counts.items())},
-    )
-
-
 def _on_whole(predictors: Mapping[str, Predictor], partition: Partition) -> Tensor | None:
     """What silos' nodes bring along, in the whole graph's order; zero for a lost silo's."""
     brought = {name: each.rows for name, each in predictors.items() if each.rows is not None}
@@ -160,11 +194,3 @@ def check_mode(mode: str, partition: Partition, predict_together: bool = False) 
 
 def _tests(graph: Graph) -> int:
     return int(graph.test_mask.sum())
-
-
-def _figures(probabilities: Tensor, graph: Graph) -> dict[str, float]:
-    test = graph.test_mask
-    if not bool(test.any()):
-        raise DataError("the graph has no test nodes: give some nodes the role 'test'")
-    found, true = probabilities.argmax(1)[test], graph.y[test]
-    return {"accuracy": accuracy(found, true), "macro_f1": macro_f1(found, true)}

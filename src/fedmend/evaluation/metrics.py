@@ -174,12 +174,33 @@ def metric(name: str) -> Metric:
     return METRICS.find(name)
 
 
+Statistics = Mapping[str, Tensor]
+"""Of every metric its statistic, by the metric's name."""
+
+
 def statistics(scores: Tensor, targets: Tensor) -> dict[str, Tensor]:
     """The statistic of every metric in use."""
     return {name: each.statistic(scores, targets) for name, each in METRICS.in_use().items()}
 
 
-def figures(found: Mapping[str, Tensor]) -> dict[str, float]:
+def checked(silo: str, found: Statistics, classes: int, nodes: int) -> Statistics:
+    """What a silo sent, if it can be of so many nodes; those of unknown metrics are left out."""
+    known = {name: METRICS[name] for name in METRICS if name in found}
+    for name, each in known.items():
+        each.total({silo: found[name]}, classes)
+        if each.nodes(found[name]) != nodes:
+            raise FederationError(f"{silo} sent {each.title} of other nodes than it has")
+    return {name: found[name] for name in known}
+
+
+def summed(every: Mapping[str, Statistics]) -> dict[str, Tensor]:
+    """The sum of several statistics, of the metrics that all of them have."""
+    given = list(every.values())
+    names = [name for name in METRICS if all(name in each for each in given)]
+    return {name: torch.stack([each[name] for each in given]).sum(0) for name in names}
+
+
+def figures(found: Statistics) -> dict[str, float]:
     """The figures of statistics by metric."""
     return {name: METRICS[name].figure(each) for name, each in found.items()}
 
@@ -188,35 +209,3 @@ def mean_figures(every: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """The unweighted mean of each figure, over silos or models; at least one."""
     given = list(every)
     return {name: sum(each[name] for each in given) / len(given) for name in given[0]}
-
-
-def accuracy(found: Tensor, true: Tensor) -> float:
-    """Share of nodes whose class was found."""
-    return float((found == true).double().mean())
-
-
-def macro_f1(found: Tensor, true: Tensor) -> float:
-    """Mean over classes of 2 TP / (2 TP + FP + FN), over the classes that occur in either."""
-    classes = int(torch.maximum(found.max(), true.max())) + 1
-    return figures_of(counts_by_class(found, true, classes))["macro_f1"]
-
-
-def counts_by_class(found: Tensor, true: Tensor, classes: int) -> Tensor:
-    """How many nodes of each class were found, are there, and were said to be: 3 x classes.
-
-    Of several silos they add up, which accuracy and macro-F1 of each do not.
-    """
-    return torch.stack(
-        [torch.bincount(each, minlength=classes) for each in (true[found == true], true, found)]
-    )
-
-
-def figures_of(counts: Tensor) -> dict[str, float]:
-    """Accuracy and macro-F1 from counts by class, of at least one node."""
-    right, true, found = counts
-    sizes = true + found
-    occurs = sizes > 0
-    return {
-        "accuracy": int(right.sum()) / int(true.sum()),
-        "macro_f1": float((2.0 * right[occurs].double() / sizes[occurs]).mean()),
-    }

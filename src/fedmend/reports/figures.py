@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmend.errors import FileFormatError
+from fedmend.evaluation.evaluate import Scores
 from fedmend.files import plain, typed, write_bytes
 from fedmend.runs.record import Data, Figures, check_figures
 
@@ -26,8 +27,11 @@ LIMIT = 64 * 2**20
 """Bytes of a file; five times the largest suite of ours would not fill a tenth of it."""
 
 _OWN = ("method", "seed", "evaluation", "split", "content_hash", "dataset", "pooled")
-_SCORES = ("mode", "accuracy", "macro_f1", "test_nodes")
 _COMMON = ("settings", "data", "conditions")
+
+
+def _without_silos(result: Scores) -> dict[str, Any]:
+    return {key: each for key, each in result.to_dict().items() if key != "by_silo"}
 
 
 def _line(run: Figures) -> dict[str, Any]:
@@ -35,7 +39,7 @@ def _line(run: Figures) -> dict[str, Any]:
     result, measured = run.result, run.measured
     return {
         **{key: plain(getattr(run, key)) for key in _OWN},
-        "result": None if result is None else {key: getattr(result, key) for key in _SCORES},
+        "result": None if result is None else _without_silos(result),
         "bytes": {"up": run.bytes.up, "down": run.bytes.down},
         "measured": {
             key: getattr(measured, key) for key in ("finished", "seconds") if getattr(measured, key)

@@ -32,7 +32,7 @@ from torch import Tensor
 from fedmend import __version__
 from fedmend.data.partition import SiloStatistics
 from fedmend.errors import FedmendError, FileFormatError
-from fedmend.evaluation.evaluate import Scores
+from fedmend.evaluation.evaluate import ALWAYS, Scores
 from fedmend.files import (
     make_folder,
     plain,
@@ -277,9 +277,7 @@ def check_figures(run: Figures) -> None:
     """Raise unless tables can be made of these figures."""
     if run.seed < 0:
         raise ValueError("seed is below 0")
-    if run.result is not None and not all(
-        0 <= each <= 1 for each in (run.result.accuracy, run.result.macro_f1)
-    ):
+    if run.result is not None and not all(0 <= run.result.figures[each] <= 1 for each in ALWAYS):
         raise ValueError("result is no share")
     if min(run.bytes.up, run.bytes.down, run.measured.seconds) < 0:
         raise ValueError("bytes or measured is below 0")
