@@ -208,3 +208,14 @@ def test_settings_reach_the_methods_that_know_them() -> None:
     assert by_row["majority"] == by_row["logistic"] == {}
     with pytest.raises(UnknownNameError, match="unknown setting 'colour'"):
         BenchPlan(parse("mine", text), {"colour": 1})
+
+
+def test_a_part_of_a_suite_may_leave_out_the_rows_that_its_settings_are_of() -> None:
+    text = GOOD.replace("[2]", "[2]\n[settings]\nmu = 0.1") + '[[rows]]\nmethod = "fedprox"\n'
+    whole = parse("mine", text)
+    part = whole.only(rows=["fedavg"])
+    assert all("mu" not in cell.settings for cell in BenchPlan(part, {}).cells())
+    with pytest.raises(UnknownNameError, match="setting 'mu'"):
+        BenchPlan(part, {"mu": 0.2})  # chosen now, it would do nothing
+    with pytest.raises(UnknownNameError, match="setting 'mu'"):
+        BenchPlan(parse("mine", text.replace("fedprox", "local")), {})

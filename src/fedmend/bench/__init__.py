@@ -79,6 +79,8 @@ class Suite:
     settings: Mapping[str, Any] = field(default_factory=dict)
     dataset_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     first_seed: int = 0
+    methods: frozenset[str] = frozenset()
+    """Those of all rows of the file, also of rows that a part of it leaves out."""
 
     @property
     def seed_numbers(self) -> range:
@@ -214,6 +216,7 @@ def parse(name: str, text: str) -> Suite:
         evaluation=_one(where, values, "evaluation", str, None),
         settings=_flat(f"{where}: settings", values.get("settings", {})),
         dataset_settings=per_dataset,
+        methods=frozenset(row.method for row in rows),
     )
 
 

@@ -55,11 +55,15 @@ class BenchPlan:
                 f"suite {self.suite.name} needs {', '.join(unknown)}, which this version of "
                 f"fedmend does not have{hint}"
             )
-        known = set().union(*(known_settings(row.method) for row in self.suite.rows))
-        every = [self.suite.settings, *self.suite.dataset_settings.values(), self.settings]
-        for key in (key for settings in every for key in settings):
-            if key not in known:
-                raise UnknownNameError("setting", key, known)
+        here = {row.method for row in self.suite.rows}
+        # A suite's own settings may be of rows that were left out; those chosen now may not.
+        own = [self.suite.settings, *self.suite.dataset_settings.values()]
+        all_of_it = here | (self.suite.methods & set(methods.METHODS))
+        for every, takers in ((own, all_of_it), ([self.settings], here)):
+            known = set().union(*map(known_settings, takers))
+            for key in (key for settings in every for key in settings):
+                if key not in known:
+                    raise UnknownNameError("setting", key, known)
 
     @property
     def places(self) -> list[Place]:
