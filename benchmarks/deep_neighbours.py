@@ -27,6 +27,7 @@ from fedmend.data.sampling import Hop, whole_graph_hop
 from fedmend.engines.computing import computing_with
 from fedmend.federation import Nothing, Schema
 from fedmend.graph import Graph
+from fedmend.mending.deep import EncoderTraining
 from fedmend.mending.generator import Generated
 from fedmend.mending.nearest import nearest_rows
 from fedmend.methods import fedavg, feddep
@@ -78,7 +79,7 @@ def true_ones(partition: Partition, silos: Silos, seed: int) -> Row:
     whole = _whole(partition)
     taught = _taught(whole, silos, partition)
     settings = next(iter(silos.values())).settings
-    training = feddep.EncoderTraining("whole", taught, settings, seed)
+    training = EncoderTraining("whole", taught, settings, seed)
     training.train()
     embeddings = training.embeddings()
     heard = torch.repeat_interleave(torch.arange(whole.num_nodes), whole.degree)

@@ -11,8 +11,9 @@ import torch
 
 from fedmend.federation import Schema
 from fedmend.graph import Graph
+from fedmend.mending.deep import DGen, new_encoder
 from fedmend.mending.generator import NeighbourGenerator
-from fedmend.methods.feddep import DGen, FedDEPSettings, new_encoder
+from fedmend.methods.feddep import FedDEPSettings
 from fedmend.methods.fedsage_plus import NeighGen, NeighGenSettings
 
 #   0 - 1     3 - 4

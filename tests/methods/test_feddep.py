@@ -19,6 +19,7 @@ from fedmend.engines.inprocess import InProcess
 from fedmend.errors import FederationError
 from fedmend.evaluation.evaluate import evaluate
 from fedmend.federation import Nothing, Schema
+from fedmend.mending.deep import EncoderTraining
 from fedmend.mending.generator import Generated
 from fedmend.mending.prototypes import Prototypes
 from fedmend.methods import fedavg, feddep
@@ -34,6 +35,7 @@ from fedmend.privacy.account import Account, finite
 from fedmend.privacy.accountants.gaussian import DELTA, gaussian_epsilon
 from fedmend.runs.record import RECORD
 from fedmend.runs.train import Result, train
+from fedmend.training.protected import dp_sgd_account
 from tests.tiny import QUICK, comparable, rebuilt, same_weights, tiny_graph, tiny_partition
 
 PARTITION = tiny_partition()
@@ -227,9 +229,7 @@ def test_a_silo_takes_all_sets_but_its_own() -> None:
 
 
 def test_local_gnns_start_alike_and_end_apart() -> None:
-    start = [
-        feddep.EncoderTraining(n, g, FedDEPSettings(**SMALL), 0) for n, g in PARTITION.silos.items()
-    ]
+    start = [EncoderTraining(n, g, FedDEPSettings(**SMALL), 0) for n, g in PARTITION.silos.items()]
     assert all(same_weights(each.weights(), start[0].weights()) for each in start)
     for each in start:
         each.train()
@@ -553,7 +553,7 @@ def test_dp_sgd_counts_every_epoch_whatever_the_silos_size() -> None:
 
     def worth(*sizes: int) -> Account:
         facts = {str(size): {"training_nodes": float(size), "uses": 7.0} for size in sizes}
-        return feddep.dp_sgd_account(few, facts)
+        return dp_sgd_account(few, facts)
 
     account = worth(325, 64)
     assert account.uses == 7

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedmend.errors import FederationError
+from fedmend.federation import Federation
 from fedmend.mending.nearest import nearest_rows
 
 _alone = Lock()
@@ -61,3 +65,35 @@ def _merged(embeddings: Tensor, cluster: Tensor, min_size: int) -> Prototypes:
         others = torch.arange(len(names)) != smallest
         nearest = int(nearest_rows(centres[smallest : smallest + 1], centres[others]))
         cluster[cluster == smallest] = torch.nonzero(others)[:, 0][nearest]
+
+
+def check_shared(silos: Federation[Any], shared: Mapping[str, Tensor], settings: Any) -> None:
+    """Refuse prototypes that cannot be what they should be: they go to every silo."""
+    most = settings.clusters or silos.schema.num_classes
+    for name, centres in shared.items():
+        fits = centres.dim() == 2 and centres.shape[1] == settings.embedding
+        if not fits or len(centres) > most or centres.dtype != torch.float32:
+            raise FederationError(
+                f"{name} shared prototypes as {tuple(centres.shape)} of {centres.dtype}, expected "
+                f"at most ({most}, {settings.embedding}) of torch.float32"
+            )
+        if not bool((centres.abs() <= 1).all()):  # what a NaN fails, too
+            raise FederationError(
+                f"{name} shared prototypes that are no means of values in [-1, 1]"
+            )
+
+
+def say_if_shrunk(silos: Federation[Any], shared: Mapping[str, Tensor], settings: Any) -> None:
+    """Say which silos have fewer prototypes than asked for."""
+    wanted = settings.clusters or silos.schema.num_classes
+    for name, centres in shared.items():
+        if not len(centres):
+            silos.say(
+                f"{name} shares no prototypes: it has fewer than min_cluster="
+                f"{settings.min_cluster} nodes, and their mean would be about single ones"
+            )
+        elif len(centres) < wanted:
+            silos.say(
+                f"{name} shares {len(centres)} prototypes instead of {wanted}: more would have "
+                f"fewer than min_cluster={settings.min_cluster} nodes each, or be the same"
+            )
