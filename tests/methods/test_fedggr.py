@@ -21,14 +21,12 @@ from fedmend.engines.inprocess import Fault, InProcess
 from fedmend.errors import FederationError, FileFormatError, UnknownNameError
 from fedmend.federation import Schema
 from fedmend.graph import Graph
-from fedmend.mending.learned_graph import GlobalModule, inserted
+from fedmend.mending.learned_graph import GlobalModule, GraphMemory, initial_module, inserted
+from fedmend.mending.pretraining import AutoencoderWeights, NodeEmbeddings, pretrain
 from fedmend.methods import fedavg, fedggr
 from fedmend.methods.fedggr import (
-    AutoencoderWeights,
     FedGGRSettings,
     GlobalRows,
-    Memory,
-    NodeEmbeddings,
     Silo,
     SplitUpdate,
 )
@@ -82,7 +80,7 @@ def learned(
     faults: Iterable[Fault] = (),
     kind: type[Silo] = Silo,
     **changed: Any,
-) -> Memory:
+) -> GraphMemory:
     settings = FedGGRSettings(**{**SMALL, **changed})
     with federation(settings, partition, faults, kind) as engine:
         return fedggr.learn(engine, settings)
@@ -142,7 +140,7 @@ def test_fedper_keeps_the_last_linear_layer_at_home() -> None:
 
 
 def end_to_end(
-    partition: Partition, settings: FedGGRSettings, start: Memory, silos: list[str]
+    partition: Partition, settings: FedGGRSettings, start: GraphMemory, silos: list[str]
 ) -> dict[str, Tensor]:
     """The server's module after one SGD step on the whole composed model, by plain autograd."""
     module = LearnedGraph(
@@ -203,10 +201,10 @@ def test_one_round_is_a_step_of_end_to_end_learning(
     settings = FedGGRSettings(**options)
     faults = [Fault(lost, first=1, phase="training")] if lost else []
     with federation(settings, faults=faults) as engine:
-        start = Memory(fedavg.initial_weights(engine, settings))
-        start.module = fedggr.initial_module(engine, settings)
+        start = GraphMemory(fedavg.initial_weights(engine, settings))
+        start.module = initial_module(engine, settings)
         start.best, start.best_module = start.weights, start.module
-        fedggr.pretrain(engine, settings, start)
+        pretrain(engine, settings, start)
         engine.history.clear()
     memory = learned(faults=faults, **options)
     present = [name for name in PARTITION.names if name != lost]
@@ -402,7 +400,7 @@ def test_neighbours_are_searched_when_it_is_due() -> None:
 
 
 def test_share_of_edges_that_cross_silos() -> None:
-    memory = Memory({})
+    memory = GraphMemory({})
     memory.embeddings = {"a": torch.zeros(2, 4), "b": torch.zeros(1, 4)}
     memory.module, memory.dropping = learned().module, torch.Generator().get_state()
     memory.neighbours = torch.tensor([[0, 1], [1, 2], [2, 0]])

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 import fedmend
 from fedmend.errors import FederationError
 from fedmend.federation import SiloBase
+from fedmend.mending.pretraining import AutoencoderWeights
 from fedmend.methods.feddep import FedDEPSettings
 from fedmend.methods.feddep import Silo as FedDEPSilo
-from fedmend.methods.fedggr import AutoencoderWeights, FedGGRSettings, GlobalRows
+from fedmend.methods.fedggr import FedGGRSettings, GlobalRows
 from fedmend.methods.fedggr import Silo as FedGGRSilo
 from fedmend.privacy.noise import NO_NOISE, PublicNoise, SecretNoise
 from fedmend.training.streams import stream
@@ -154,7 +155,7 @@ def test_nothing_done_to_a_seed_makes_secret_noise_public(changed: Callable[[int
 
 SEEDED = {
     "runs/train.py": "silos of a simulation",
-    "methods/fedggr.py": "predict_silo, from which nothing leaves",
+    "mending/learned_graph.py": "newcomers, from which nothing leaves",
 }
 """Where noise may come from a seed, and why."""
 

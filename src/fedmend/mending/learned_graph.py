@@ -9,15 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedmend.config import setting
-from fedmend.errors import FederationError
+from fedmend.errors import FederationError, FileFormatError
+from fedmend.federation import Federation
+from fedmend.graph import Graph
 from fedmend.models.learned_graph import LearnedGraph, Pairs
 from fedmend.models.neighbour_search import TILE, indexed_neighbours, nearest_neighbours
-from fedmend.training.autoencoder import AutoencoderSettings
+from fedmend.models.predictor import Insert, Predictor
+from fedmend.privacy.accountants.gaussian import GaussianAccountant
+from fedmend.privacy.mechanism import GaussianRows
+from fedmend.privacy.noise import PublicNoise
+from fedmend.training.autoencoder import AutoencoderSettings, AutoencoderTraining
 from fedmend.training.optimizer import Optimizer
 from fedmend.training.selection import Training
 from fedmend.training.state import under
@@ -49,13 +56,18 @@ class GraphMemory(Training):
     module, optimizer: the learned graph's weights and its optimiser's moments.
     dropping: where the random stream of the server's dropout stands.
     neighbours: whom each node has chosen when they were last searched, silo after silo.
+    best_rows, best_module, best_neighbours: Z_glob, module and neighbours of the best round.
     """
 
+    autoencoder: dict[str, Tensor] = field(default_factory=dict)
     embeddings: dict[str, Tensor] = field(default_factory=dict)
     module: dict[str, Tensor] = field(default_factory=dict)
     optimizer: dict[str, Tensor] = field(default_factory=dict)
     dropping: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.uint8))
     neighbours: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
+    best_rows: dict[str, Tensor] = field(default_factory=dict)
+    best_module: dict[str, Tensor] = field(default_factory=dict)
+    best_neighbours: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
 
 
 class GlobalModule:
@@ -212,3 +224,55 @@ def inserted(points: Tensor, neighbours: Tensor, k: int) -> Tensor:
     room = k + 1 - neighbours.shape[1]
     again = torch.arange(old)[:, None].expand(-1, room)
     return torch.cat([torch.cat([neighbours, again], dim=1), *found])
+
+
+def initial_module(silos: Federation[Any], settings: LearnedGraphSettings) -> dict[str, Tensor]:
+    """The first weights of the server's module."""
+    module = LearnedGraph(
+        settings.embedding,
+        settings.global_hidden,
+        settings.global_width,
+        silos.stream("global module"),
+    )
+    return {key: value.detach() for key, value in module.named_parameters()}
+
+
+def remembered(memory: GraphMemory) -> dict[str, Tensor]:
+    """What the server needs again for new nodes."""
+    return {
+        "embeddings": torch.cat(list(memory.embeddings.values())),
+        "neighbours": memory.best_neighbours,
+        **{f"module/{key}": value.detach() for key, value in memory.best_module.items()},
+        **{f"autoencoder/{key}": value for key, value in memory.autoencoder.items()},
+    }
+
+
+def newcomers(settings: Any, seed: int, silo: str) -> Insert:
+    """Gives rows to a silo's nodes that came after training, by the best round's module.
+
+    They are encoded and choose their neighbours among all nodes, old and new; the old nodes'
+    choices stay as they are.
+    """
+
+    def insert(predictor: Predictor, graph: Graph, new: Tensor) -> Tensor | None:
+        known = under("server/", predictor.known)
+        if not known:
+            return None  # a deployed silo does not have what the server knows
+        try:
+            encoder = AutoencoderTraining(silo, graph, settings, seed)
+            own = under("autoencoder/", predictor.known)
+            encoder.load({**under("autoencoder/", known), **own})
+            # As uploaded ones are; here nothing is uploaded, so that noise need hide nothing.
+            embeddings = GaussianRows(
+                settings.embedding_clip,
+                settings.embedding_noise,
+                GaussianAccountant(len(new)),
+                PublicNoise(seed, silo, "privacy noise on new nodes"),
+            ).release(encoder.encode()[new])
+            return new_rows(settings, known, embeddings)
+        except (LookupError, RuntimeError) as error:
+            raise FileFormatError(
+                f"what the run remembers of {silo}'s nodes does not fit its settings: {error}"
+            ) from error
+
+    return insert

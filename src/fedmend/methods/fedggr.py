@@ -37,47 +37,52 @@ Where this follows the released code, or neither it nor the paper:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Unpack
 
 import torch
 from torch import Tensor
 
 from fedmend.config import setting
-from fedmend.errors import FederationError, FileFormatError
+from fedmend.errors import FederationError
 from fedmend.federation import Federation, Handed, Nothing, Schema, message
 from fedmend.graph import Graph
 from fedmend.mending.learned_graph import (
     GlobalModule,
     GraphMemory,
     LearnedGraphSettings,
-    check_rows,
-    new_rows,
+    initial_module,
+    newcomers,
+    remembered,
+)
+from fedmend.mending.pretraining import (
+    Pretraining,
+    PretrainingSettings,
+    collect_embeddings,
+    pretrain,
 )
 from fedmend.methods import fedavg
 from fedmend.methods.fedavg import Validation
-from fedmend.models.autoencoder import GraphAutoencoder
 from fedmend.models.backbones import ModelShape
-from fedmend.models.learned_graph import LearnedGraph
-from fedmend.models.predictor import Insert, Predictor
+from fedmend.models.predictor import Predictor
 from fedmend.privacy.account import Account
 from fedmend.privacy.accountants.gaussian import GaussianAccountant, gaussian_account
 from fedmend.privacy.ledger import Kind
 from fedmend.privacy.mechanism import GaussianRows
-from fedmend.privacy.noise import PublicNoise
 from fedmend.training.aggregation import weighted_mean
-from fedmend.training.autoencoder import AutoencoderTraining
 from fedmend.training.personal import chosen, first_weights
 from fedmend.training.proximal import ProximalSettings, Pull
-from fedmend.training.rounds import Round, mean_loss, train_rounds, validated
+from fedmend.training.rounds import Round, importances, mean_loss, train_rounds, validated
 from fedmend.training.selection import OwnBest
 from fedmend.training.split import SplitTraining
-from fedmend.training.state import Late, Part, Values, under
+from fedmend.training.state import Part, Values
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedGGRSettings(LearnedGraphSettings, fedavg.FedAvgSettings, ProximalSettings):
+class FedGGRSettings(
+    LearnedGraphSettings, PretrainingSettings, fedavg.FedAvgSettings, ProximalSettings
+):
     """FedAvg's settings with the paper's defaults, and those of the learned graph."""
 
     rounds: int = setting(200, "rounds of training", low=1, high=10**6)
@@ -104,10 +109,6 @@ class FedGGRSettings(LearnedGraphSettings, fedavg.FedAvgSettings, ProximalSettin
         "layer stays with the silo",
         choices=("fedavg", "fedprox", "fedper"),
     )
-    embedding_noise: float = setting(
-        0.0, "noise on uploaded embeddings over their clipping norm; 0 = neither", low=0.0
-    )
-    embedding_clip: float = setting(1.0, "norm they are clipped to if noised", low=1e-9)
     gradient_noise: float = setting(
         0.0, "noise on returned gradients over their clipping norm; 0 = neither", low=0.0
     )
@@ -125,30 +126,6 @@ class FedGGRSettings(LearnedGraphSettings, fedavg.FedAvgSettings, ProximalSettin
 
 
 # Messages
-
-
-@message("fedggr.AutoencoderWeights")
-class AutoencoderWeights:
-    """The averaged autoencoder, from the server to a silo."""
-
-    weights: Annotated[dict[str, Tensor], Kind.WEIGHTS]
-
-
-@message("fedggr.AutoencoderUpdate")
-class AutoencoderUpdate:
-    """A silo's autoencoder after some of its steps."""
-
-    weights: Annotated[dict[str, Tensor], Kind.WEIGHTS]
-    nodes: Annotated[int, Kind.COUNTS]
-    loss: Annotated[float, Kind.METRICS]
-
-
-@message("fedggr.NodeEmbeddings")
-class NodeEmbeddings:
-    """The compressed embedding of every node of a silo, in the silo's order; never its label."""
-
-    embeddings: Annotated[Tensor, Kind.EMBEDDINGS]
-    loss: Annotated[float, Kind.METRICS]
 
 
 @message("fedggr.GlobalRows")
@@ -178,7 +155,7 @@ class SplitUpdate:
 # The silo's side
 
 
-class Silo(fedavg.Silo):
+class Silo(Pretraining, fedavg.Silo):
     """A silo that embeds its nodes for the server, and trains with what the server makes of it."""
 
     settings: FedGGRSettings
@@ -194,37 +171,11 @@ class Silo(fedavg.Silo):
             self.local.load(first_weights(shape, seed))
         self.best = OwnBest(settings.metric)
         self.best_rows: Tensor | None = None
-        self.autoencoder: AutoencoderTraining | None = None
         source, nodes = self.noise.under("privacy noise"), graph.num_nodes
-        self.embedding_noise = GaussianRows(
-            settings.embedding_clip, settings.embedding_noise, GaussianAccountant(nodes), source
-        )
+        self.start_pretraining(source)
         self.gradient_noise = GaussianRows(
             settings.gradient_clip, settings.gradient_noise, GaussianAccountant(nodes), source
         )
-
-    # Local pre-training
-
-    def _autoencoder(self) -> AutoencoderTraining:
-        if self.autoencoder is None:
-            self.autoencoder = AutoencoderTraining(self.name, self.graph, self.settings, self.seed)
-        return self.autoencoder
-
-    def train_autoencoder(self, received: AutoencoderWeights) -> AutoencoderUpdate:
-        """A part of the steps, from averaged weights."""
-        own, settings = self._autoencoder(), self.settings
-        own.load(received.weights)
-        loss = own.train(-(-settings.autoencoder_epochs // settings.autoencoder_rounds))
-        return AutoencoderUpdate(own.weights(), self.graph.num_nodes, loss)
-
-    def share_embeddings(self, received: AutoencoderWeights) -> NodeEmbeddings:
-        """The embeddings: by the averaged autoencoder, or by one of its own that it now trains."""
-        own, loss = self._autoencoder(), 0.0
-        if received.weights:
-            own.load(received.weights)
-        else:
-            loss = own.train(self.settings.autoencoder_epochs)
-        return NodeEmbeddings(self.embedding_noise.release(own.encode()), loss)
 
     # Split learning
 
@@ -306,27 +257,13 @@ class Silo(fedavg.Silo):
         return {
             **super().parts(),
             "best": self.best,
-            "embedding noise": self.embedding_noise,
+            **self.of_pretraining(),
             "gradient noise": self.gradient_noise,
-            "autoencoder": Late(self.autoencoder, lambda _: self._autoencoder()),
             "rows": Values(self, best_rows=Tensor),
         }
 
 
 # The server's side
-
-
-@dataclass
-class Memory(GraphMemory):
-    """The server's memory, the same for all phases.
-
-    best_rows, best_module, best_neighbours: Z_glob, module and neighbours of the best round.
-    """
-
-    autoencoder: dict[str, Tensor] = field(default_factory=dict)
-    best_rows: dict[str, Tensor] = field(default_factory=dict)
-    best_module: dict[str, Tensor] = field(default_factory=dict)
-    best_neighbours: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
 
 
 def server(silos: Federation[Silo], settings: FedGGRSettings) -> dict[str, Tensor] | None:
@@ -335,10 +272,10 @@ def server(silos: Federation[Silo], settings: FedGGRSettings) -> dict[str, Tenso
     return None if settings.aggregation == "fedper" else memory.best
 
 
-def learn(silos: Federation[Silo], settings: FedGGRSettings) -> Memory:
+def learn(silos: Federation[Silo], settings: FedGGRSettings) -> GraphMemory:
     """Algorithm 1; gives all that the server knows in the end."""
     weights = fedavg.initial_weights(silos, settings)
-    memory = Memory({key: each for key, each in weights.items() if settings.is_shared(key)})
+    memory = GraphMemory({key: each for key, each in weights.items() if settings.is_shared(key)})
     if settings.global_width:
         memory.module = initial_module(silos, settings)
         memory.dropping = silos.stream("global dropout").get_state()
@@ -354,60 +291,7 @@ def learn(silos: Federation[Silo], settings: FedGGRSettings) -> Memory:
     return memory
 
 
-def initial_module(silos: Federation[Silo], settings: FedGGRSettings) -> dict[str, Tensor]:
-    """The first weights of the server's module."""
-    module = LearnedGraph(
-        settings.embedding,
-        settings.global_hidden,
-        settings.global_width,
-        silos.stream("global module"),
-    )
-    return {key: value.detach() for key, value in module.named_parameters()}
-
-
-def pretrain(silos: Federation[Silo], settings: FedGGRSettings, memory: Memory) -> None:
-    """Section 4.2: autoencoders, averaged if wanted, and the embeddings they give."""
-    if settings.autoencoder_rounds:
-        fresh = GraphAutoencoder(
-            silos.schema.num_features,
-            settings.embedding,
-            settings.autoencoder_layers,
-            silos.stream("autoencoder weights"),
-        )
-        memory.autoencoder = {key: value.detach() for key, value in fresh.named_parameters()}
-    for number in silos.rounds(settings.autoencoder_rounds, memory, "autoencoders"):
-        message = AutoencoderWeights(memory.autoencoder)
-        updates = silos.ask(Silo.train_autoencoder, message).enough(settings.min_silos)
-        memory.autoencoder = weighted_mean(
-            {name: update.weights for name, update in updates.items()},
-            {name: float(update.nodes) for name, update in updates.items()},
-            like=memory.autoencoder,
-        )
-        nodes = sum(update.nodes for update in updates.values())
-        loss = sum(update.loss * update.nodes for update in updates.values()) / nodes
-        silos.note(number, reconstruction_loss=loss)
-    for number in silos.rounds(1, memory, "embeddings"):
-        loss = collect_embeddings(silos, settings, memory, silos.names)
-        silos.note(number, reconstruction_loss=loss)
-        counts = torch.tensor([float(len(each)) for each in memory.embeddings.values()])
-        by_chance = 1.0 - float(((counts / counts.sum()) ** 2).sum())
-        silos.note(number, crossing_by_chance=by_chance)
-
-
-def collect_embeddings(
-    silos: Federation[Silo], settings: FedGGRSettings, memory: Memory, names: Sequence[str]
-) -> float:
-    """Ask these silos for their embeddings; gives their mean loss."""
-    replies = silos.ask(Silo.share_embeddings, AutoencoderWeights(memory.autoencoder), names)
-    arrived = replies.arrived if memory.embeddings else replies.enough(settings.min_silos)
-    for name, reply in arrived.items():
-        check_rows(name, "embeddings", reply.embeddings, None, settings.embedding)
-    found = {name: reply.embeddings for name, reply in arrived.items()}
-    memory.embeddings = dict(sorted({**memory.embeddings, **found}.items()))
-    return sum(reply.loss for reply in arrived.values()) / max(1, len(arrived))
-
-
-def split_rounds(silos: Federation[Silo], settings: FedGGRSettings, memory: Memory) -> None:
+def split_rounds(silos: Federation[Silo], settings: FedGGRSettings, memory: GraphMemory) -> None:
     """Rounds of split learning, each round's weights and rows offered to the selection."""
     module: GlobalModule | None = None
     rows: dict[str, Tensor] = {}
@@ -431,11 +315,11 @@ def split_rounds(silos: Federation[Silo], settings: FedGGRSettings, memory: Memo
         dropped = {} if learner is None else learner.training_rows()
         messages = _rows_for(silos, settings, memory.weights, rows, dropped)
         updates = silos.ask_each(Silo.train_split, messages).enough(settings.min_silos)
-        weights = weighted_mean(
-            {name: update.weights for name, update in updates.items()},
-            {name: importance(update, settings) for name, update in updates.items()},
-            like=memory.weights,
-        )
+        received = {name: update.weights for name, update in updates.items()}
+        importance = importances(updates, settings.weighting)
+        if settings.weighting == "all":
+            importance = {name: float(update.nodes) for name, update in updates.items()}
+        weights = weighted_mean(received, importance, like=memory.weights)
         if learner is not None:
             learner.learn({name: update.gradient for name, update in updates.items()})
         return Round(weights, validated(updates), mean_loss(updates))
@@ -453,13 +337,6 @@ def split_rounds(silos: Federation[Silo], settings: FedGGRSettings, memory: Memo
     train_rounds(silos, settings, memory, one_round, validate, keep_rows)
 
 
-def importance(update: SplitUpdate, settings: FedGGRSettings) -> float:
-    """How much a silo counts in the average."""
-    if settings.weighting == "equal":
-        return 1.0
-    return float(update.nodes if settings.weighting == "all" else update.training_nodes)
-
-
 def _rows_for(
     silos: Federation[Silo],
     settings: FedGGRSettings,
@@ -474,47 +351,6 @@ def _rows_for(
         name: GlobalRows(weights, rows.get(name, none), others.get(name, none))
         for name in silos.names
     }
-
-
-def remembered(memory: Memory) -> dict[str, Tensor]:
-    """What the server needs again for new nodes."""
-    return {
-        "embeddings": torch.cat(list(memory.embeddings.values())),
-        "neighbours": memory.best_neighbours,
-        **{f"module/{key}": value.detach() for key, value in memory.best_module.items()},
-        **{f"autoencoder/{key}": value for key, value in memory.autoencoder.items()},
-    }
-
-
-def newcomers(settings: FedGGRSettings, seed: int, silo: str) -> Insert:
-    """Gives rows to a silo's nodes that came after training, by the best round's module.
-
-    They are encoded and choose their neighbours among all nodes, old and new; the old nodes'
-    choices stay as they are.
-    """
-
-    def insert(predictor: Predictor, graph: Graph, new: Tensor) -> Tensor | None:
-        known = under("server/", predictor.known)
-        if not known:
-            return None  # a deployed silo does not have what the server knows
-        try:
-            encoder = AutoencoderTraining(silo, graph, settings, seed)
-            own = under("autoencoder/", predictor.known)
-            encoder.load({**under("autoencoder/", known), **own})
-            # As uploaded ones are; here nothing is uploaded, so that noise need hide nothing.
-            embeddings = GaussianRows(
-                settings.embedding_clip,
-                settings.embedding_noise,
-                GaussianAccountant(len(new)),
-                PublicNoise(seed, silo, "privacy noise on new nodes"),
-            ).release(encoder.encode()[new])
-            return new_rows(settings, known, embeddings)
-        except (LookupError, RuntimeError) as error:
-            raise FileFormatError(
-                f"what the run remembers of {silo}'s nodes does not fit its settings: {error}"
-            ) from error
-
-    return insert
 
 
 # What it reveals
