@@ -34,6 +34,10 @@ def test_what_a_method_no_longer_takes_is_left_out_where_it_had_no_effect() -> N
     assert of_today(older, {"rounds"}) == {"rounds": 5, "unheard_of": 1}
 
 
+def test_what_is_gone_is_left_out_where_it_was_what_is_always_done_now() -> None:
+    assert of_today({"encoder_lr": 1e-3, "encoder_layers": 3}, ()) == {"encoder_layers": 3}
+
+
 def test_a_run_from_before_a_rename_is_taken_over(tmp_path: Path) -> None:
     source = Source("csbm:nodes=80,classes=3,features=6", 3, "random")
     settings = {

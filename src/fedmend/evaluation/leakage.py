@@ -20,15 +20,12 @@ class SubgraphLeakage:
     share: float
 
 
-def subgraph_leakage(partition: Partition, exposes_border: bool = True) -> SubgraphLeakage:
+def subgraph_leakage(partition: Partition) -> SubgraphLeakage:
     """The leakage of a method that shows silos the nodes at the other end of their edges.
 
-    A method that does not (`exposes_border` is False, as the registry says of it) leaks nothing by
-    this measure, whether it drops such edges (FedAvg) or hides what crosses them (HiFGL).
+    No method here does: they drop such edges (FedAvg) or hide what crosses them (HiFGL).
     """
     names = partition.names
-    if not exposes_border:
-        return SubgraphLeakage(dict.fromkeys(names, 0), 0.0)
     seen = {name: len(np.unique(partition.borders[name].rows)) for name in names}
     shares = [seen[name] / partition.silos[name].num_nodes for name in names]
     return SubgraphLeakage(seen, float(np.mean(shares)))

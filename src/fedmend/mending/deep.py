@@ -30,6 +30,9 @@ from fedmend.training.settings import TrainingSettings
 from fedmend.training.state import Part, Values
 from fedmend.training.streams import stream
 
+ENCODER_LR = 1e-3
+"""Step size of the local GNN: what training has by default."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSettings(ProtectionSettings):
@@ -43,7 +46,6 @@ class DeepSettings(ProtectionSettings):
     depth: int = setting(2, "hops that a generated embedding sums up (L)", low=1, high=20)
     embedding: int = setting(128, "width of the embeddings (d_z)", low=1, high=10**5)
     encoder_epochs: int = setting(50, "epochs of the local GNN (N)", low=1)
-    encoder_lr: float = setting(1e-3, "step size of the local GNN", low=0.0)
     neighbours: int = setting(5, "most neighbours generated for a node (k)", low=0, high=100)
     least_neighbours: int = setting(0, "fewest neighbours generated for a node", low=0, high=100)
     hide: float = setting(0.5, "share of a silo's nodes hidden to learn from (h)", low=0, high=0.9)
@@ -96,7 +98,7 @@ class EncoderTraining(ProtectedTraining):
             settings,
             layers=settings.depth,
             local_epochs=settings.encoder_epochs,
-            lr=settings.encoder_lr,
+            lr=ENCODER_LR,
         )
         shape = own.shape(Schema(graph.num_features, graph.label_names))
         super().__init__(

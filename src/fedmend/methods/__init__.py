@@ -32,7 +32,6 @@ class Method:
     model: "shared", one for all silos, or "own", one per silo.
     pooled: runs on the whole graph in one place; needs it.
     sees_beyond: silos are shown true nodes of other silos; needs the whole graph.
-    exposes_border: silos get to see nodes of others that they have edges to.
     needs_border: silos know their edges to other silos, and get them as `border`.
     fixed: settings that the name implies.
     evaluation: the mode it is evaluated in unless told otherwise; None: the first that can be.
@@ -47,7 +46,6 @@ class Method:
     model: Literal["shared", "own"] = "shared"
     pooled: bool = False
     sees_beyond: bool = False
-    exposes_border: bool = False
     needs_border: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
     evaluation: str | None = None

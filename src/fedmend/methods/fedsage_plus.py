@@ -76,6 +76,9 @@ from fedmend.training.settings import QuorumSettings, TrainingSettings
 from fedmend.training.state import Late, Part, Values, under
 from fedmend.training.streams import stream
 
+ENCODER_LAYERS = 2
+"""Of the generator's encoder H^e, as in the paper."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NeighGenSettings(TrainingSettings, QuorumSettings):
@@ -93,7 +96,6 @@ class NeighGenSettings(TrainingSettings, QuorumSettings):
     )
     hide: float = setting(0.15, "share of a silo's nodes hidden to learn from (h)", low=0, high=0.9)
     embedding: int = setting(128, "width of the embeddings z_v (d_z)", low=1, high=10**5)
-    encoder_layers: int = setting(2, "layers of the generator's encoder", low=1, high=20)
     generator_hidden: int = setting(256, "first hidden layer of the neighbour head", low=1)
     generator_width: int = setting(256, "second hidden layer of the neighbour head", low=1)
     generator_output: str = setting(
@@ -198,7 +200,7 @@ def _encoder_shape(graph: Graph, settings: NeighGenSettings) -> ModelShape:
         num_features=graph.num_features,
         num_classes=settings.embedding,
         hidden=settings.embedding,
-        layers=settings.encoder_layers,
+        layers=ENCODER_LAYERS,
         heads=1,
         dropout=0.0,
     )

@@ -22,6 +22,9 @@ WITHOUT_EFFECT = frozenset(
 SINCE: Mapping[str, Any] = {"metric": "accuracy"}
 """Settings that came later, with what was always done before."""
 
+GONE: Mapping[str, Any] = {"encoder_layers": 2, "encoder_lr": 1e-3}
+"""Settings that nobody used and that are gone, with what is always done now."""
+
 
 def of_today(settings: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """A record's settings as they are today.
@@ -31,6 +34,8 @@ def of_today(settings: Mapping[str, Any], known: Collection[str]) -> dict[str, A
     found = {name: value for name, value in SINCE.items() if name in known}
     for name, value in settings.items():
         now, values = RENAMED.get(name, (name, {}))
+        if now in GONE and value == GONE[now] and now not in known:
+            continue
         if now in known or now not in WITHOUT_EFFECT:
             found[now] = values.get(value, value) if isinstance(value, str) else value
     return found
