@@ -373,3 +373,13 @@ def test_many_silos_train() -> None:
 def test_a_silo_refuses_a_message_its_step_does_not_take() -> None:
     with engine_of() as engine, pytest.raises(WireError, match="not allowed here"):
         engine.ask(Silo.add, Row(torch.zeros(1)))  # type: ignore[arg-type]  # on purpose
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "macro_f1"])
+def test_a_display_is_told_of_whatever_metric_chooses_the_round(metric: str) -> None:
+    seen: list[float | None] = []
+    watch = Watch(on_round=lambda moment: seen.append(moment.validation))
+    result = train("fedavg", tiny_partition(), watch=watch, metric=metric, **QUICK)
+    noted = result.history["training"]
+    assert seen == [noted[n][f"validation_{metric}"] for n in range(len(seen))]
+    assert len(seen) == QUICK["rounds"]

@@ -112,8 +112,8 @@ class CellsDisplay:
             where = "preparing"
             if moment is not None:
                 where = f"{moment.phase} {moment.round}/{moment.rounds}"
-                if "validation_accuracy" in moment.metrics:
-                    where += f", val {moment.metrics['validation_accuracy']:.3f}"
+                if moment.validation is not None:
+                    where += f", val {moment.validation:.3f}"
             lines.append(Text(f"  {name}: {where}", style="dim"))
         return Group(*lines)
 

@@ -228,8 +228,8 @@ class Display:
             from fedmend.reports.tables import human_bytes
 
             figures = f"up {human_bytes(moment.bytes_up)}"
-            if "validation_accuracy" in moment.metrics:
-                figures = f"val {moment.metrics['validation_accuracy']:.3f}  {figures}"
+            if moment.validation is not None:
+                figures = f"val {moment.validation:.3f}  {figures}"
             if moment.phase not in tasks:
                 tasks[moment.phase] = self._progress.add_task(
                     f"{name}: {moment.phase}", total=moment.rounds, figures=""

@@ -54,6 +54,12 @@ class Moment:
     seconds: float
     noted: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
+    @property
+    def validation(self) -> float | None:
+        """The newest figure of validation nodes, by whatever metric chooses the round."""
+        found = (each for name, each in self.metrics.items() if name.startswith("validation_"))
+        return next(found, None)
+
 
 @dataclass
 class Watch:
