@@ -26,8 +26,6 @@ from fedmend.training.local import AdjustGradients, LocalTraining
 from fedmend.training.settings import TrainingSettings
 from fedmend.training.state import Part
 
-_NOISY = {"protection": ("dp-sgd",)}
-
 
 @dataclass(frozen=True, kw_only=True)
 class ProtectionSettings(TrainingSettings):
@@ -38,8 +36,8 @@ class ProtectionSettings(TrainingSettings):
         "sampling: NFDP; dp-sgd: all neighbours, per-node gradients clipped and noised",
         choices=("sampling", "dp-sgd"),
     )
-    clip: float = setting(1.0, "norm a node's gradient is clipped to", low=1e-6, only=_NOISY)
-    noise: float = setting(2.0, "noise over the clipping norm (sigma)", low=0.0, only=_NOISY)
+    clip: float = setting(1.0, "norm a node's gradient is clipped to (dp-sgd)", low=1e-6)
+    noise: float = setting(2.0, "noise over the clipping norm (dp-sgd, sigma)", low=0.0)
 
 
 class ProtectedTraining(LocalTraining):
